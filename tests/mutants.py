@@ -71,7 +71,7 @@ found_by(
 found_by(
     "test_leave",
     edits={
-        'return "" if apart <= allowed else': 'return "" if apart <= 1e3 * allowed else',
+        "if apart <= max(tolerance, min(NOISE * share, MOST_NOISE)) * largest": "if apart <= 1e3 * largest",
         "found = evaluated(function, given, record.differentiated)": "found = evaluated(function, given, False)",
         "given = jax.tree.unflatten(structure, map(restored, record.leaves, own))\n                function": (
             "given = jax.tree.unflatten(structure, own)\n                function"
@@ -134,7 +134,7 @@ found_by(
     edits={
         'method = eqn.params["vmap_method"] or "sequential"': 'method = eqn.params["vmap_method"]',
         "if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:": "if True:",
-        "operands = [conform_to_names(ev.view, v, names) if v.names else v for v in operands]": (
+        "operands = [laid_out_over(ev.view, v, names) if v.names else v for v in operands]": (
             "operands = list(operands)"
         ),
     },
@@ -228,14 +228,13 @@ found_by(
         '"axis sizes": _mapping(placed.body.sizes.items()),': '"axis sizes": "",',
         '"arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
         'sorted(found[1].split(", "))': 'found[1].split(", ")',
-        "_jax.CustomVmap: _under_vmap,": "",
         "ORDERS = 2  #": "ORDERS = 1  #",
         "(?:callback|fmt|logging_record)": "(?:callback)",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",
         "if not here or np.size(value)": "if not here and np.size(value)",
         'if text.lower() == "off":': "if False:",
         "0 < seconds < math.inf": "0 < seconds",
-        "next(parting, min(len(own), len(other))) - 60)": "next(parting, 0) + 60)",
+        "begin = max(0, parting - 60)": "begin = parting + 60",
     },
 )
 found_by(
@@ -253,16 +252,16 @@ found_by(
         "keeps it.\n    return lax.pmin(jnp.where(x != x, index - size, found), axis_name) % size": (
             "keeps it.\n    return lax.pmin(found, axis_name)"
         ),
-        "inner, size = _single_index(view, name), np.int32(view.place(name).size)": (
-            "inner, size = _single_index(view, name), np.int32(view.place(name).device_size)"
+        "inner, size = _single_index(view, name), np.int32(view.placement_of(name).size)": (
+            "inner, size = _single_index(view, name), np.int32(view.placement_of(name).device_size)"
         ),
         "local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)": (
             "local = lax.iota(np.int32, place.local_size)"
         ),
         "index = index * np.int32(view.mesh_size(axis)) + lax.axis_index(axis)": "index = lax.axis_index(axis)",
-        "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
+        "prod(self.placement_of(n).size for n in names)": "prod(self.placement_of(n).device_size for n in names)",
         "left = [without(v.dims, names[:k]) for v in operands]": "left = [v.dims for v in operands]",
-        "for level in reversed(_levels(view, values, levels)):": "for level in _levels(view, values, levels):",
+        "in reversed(_levels(view, values, levels)):": "in _levels(view, values, levels):",
         "order.insert(order.index(second), first)": "order.insert(order.index(second) + 1, first)",
         "impl = jax.random.key_impl(data)": 'impl = "threefry2x32"',
         "return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)": (
@@ -297,9 +296,7 @@ found_by(
 )
 found_by(
     "test_misuse",
-    edits={
-        "path.append(tuple(range(left)[operator.index(k)] for k in step))": "path.append(tuple(step))",
-    },
+    edits={},
 )
 found_by(
     "test_compiler_axes::test_values_and_gradients_are_those_of_one_device",
@@ -360,7 +357,7 @@ found_by(
         "received[[destination for _, destination in perm]] = True": "received[:] = True",
         "index = index * part.size + grid[parts.index(part)]": "index = grid[parts.index(part)]",
         "if (table == table[:1]).all():": "if True:",
-        "taken[taken < 0] = nothing": "taken[taken < 0] = 0",
+        "taken[taken == _EMPTY_SLOT] = nothing": "taken[taken == _EMPTY_SLOT] = 0",
         "return lax.rev(buffers[0], (0,))": "return buffers[0]",
         "if source not in senders and destination not in receivers:": "if source not in senders:",
         "nothing += width": "nothing += 1",
@@ -372,7 +369,7 @@ found_by(
     "test_regressions",
     "test_misuse",
     edits={
-        "[np.argsort(list(itertools.chain(*groups)))]": "",
+        "group_of = np.argsort(groups.ravel()) //": "group_of = groups.ravel() //",
         "np.argsort(groups.ravel()).astype(np.int32)": "groups.ravel()",
         "jnp.asarray(place % groups.shape[1])[index]": "0",
         "return varied(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)": (
@@ -407,8 +404,8 @@ found_by(
             "if False:\n        return value\n    here"
         ),
         "if devices > 1 and slots == 1:": "if False:",
-        "traveling = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])": (
-            "traveling = [m for m in moves if m[0] != m[2]]"
+        "moving = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])": (
+            "moving = [m for m in moves if m[0] != m[2]]"
         ),
         "if len(rows) > 1 and len(buffers) == 1 and": "if False and",
         "if len(runs) <= 4:": "if False:",
@@ -434,9 +431,7 @@ found_by(
         "return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(own.index, kept)))": "return out",
         "optimize=copy.deepcopy(optimize)": "optimize=optimize",
         "letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)": "letters = term.letters",
-        "return (*letters[:at], *range(-count, 0), *letters[at + 1 :])": (
-            "return (*letters[:at], *range(count), *letters[at + 1 :])"
-        ),
+        "*range(min(0, len(letters) - 1 - ndim), 0)": "*range(max(0, ndim + 1 - len(letters)))",
         "if axis == name and does:": "if False:",
         "axes = sorted(frozenset().union(*(t.names for t in terms)) - names, key=str)": "axes = []",
         "skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)": (
@@ -537,20 +532,13 @@ found_by(
 found_by(
     "test_branches",
     edits={
-        "return collectives_of(eqn) | _collectives_of_rules(ev, eqn)": "return collectives_of(eqn)",
+        "if order <= _ORDERS and isinstance(_jax.read(eqn), (": "if False and isinstance(_jax.read(eqn), (",
         "found.append(frozenset(ev.view.placements))": "pass",
         "apart = lambda name: name not in self.taken.names and self.ev.view.is_own(name)": "apart = lambda name: False",
         "run([eqn], own if place is _Place.OWN else shared)": "run([eqn], own)",
         "whole = any(flowing) or any(alone)": "whole = any(alone)",
         "(inside if place is _Place.INSIDE else self.ev).run(": "self.ev.run(",
         "wanted = {k: layouts[k] for k in differentiated}": "wanted = dict(enumerate(layouts))",
-    },
-)
-found_by(
-    "test_cotangents",
-    edits={
-        "names = ev.checker.equation(eqn, [v.names for v in operands])": "names = ev.names_of(call.body, operands)",
-        "placements=placements, room=NONE)": "placements=placements)",
     },
 )
 
@@ -566,9 +554,7 @@ found_by(
         "order.extend(loops.index(loop) for loop in place.loops)": (
             "order.extend(sorted(loops.index(loop) for loop in place.loops))"
         ),
-        'mine = [loop for loop in loops if ("loop", loop) in labels]': (
-            'mine = [loop for kind, loop in labels if kind == "loop"]'
-        ),
+        "mine = [loop for loop in loops if loop in looped]": "mine = list(looped)",
         "inside.update(dict.fromkeys(eqn.outvars, together))": (
             "inside.update(dict.fromkeys(eqn.outvars, frozenset().union(*own.values())))"
         ),
@@ -579,9 +565,7 @@ found_by(
         "index = tuple(slice(None) if loop in own else 0 for loop in loops)": (
             "index = tuple(slice(None) for loop in loops)"
         ),
-        "return _Chunked(NamedValue(lax.transpose(data, (*front, *rest)), dims, value.names), tuple(mine))": (
-            "return _Chunked(NamedValue(data, dims, value.names), tuple(mine))"
-        ),
+        "data = lax.transpose(_jax.reshaped(value.data, shape), (*(": "data = (_jax.reshaped(value.data, shape), (*(",
     },
 )
 
@@ -627,14 +611,16 @@ found_by(
         "while value >= step - 0.5 and": "while value >= 1000 and",
         'return f"{value:.3g} {units[k]}" if': 'return f"{value:.4g} {units[k]}" if',
         "scattered = -(-size * (devices - 1) // devices)": "scattered = size * (devices - 1) // devices",
-        "turns = None if times is None or operation.turns is None else times * operation.turns": "turns = times",
+        "iterations = None if times is None or operation.iterations is None else times * operation.iterations": (
+            "iterations = times"
+        ),
         '"all-gather": size * (devices - 1)': '"all-gather": size * devices',
     },
 )
 found_by(
     "test_plan_steps",
     edits={
-        "_tree(_jax.without_dead_code(jaxpr), StagedBody())": "_tree(jaxpr, StagedBody())",
+        "_tree(_jax.without_dead_code(jaxpr), _StagedBody())": "_tree(jaxpr, _StagedBody())",
         "key = operation.body, mark,": "key = mark,",
     },
 )
@@ -642,7 +628,7 @@ found_by(
     "test_check",
     edits={
         'reached &= not has_failed if part != "handler" else has_failed or not _only_imports_jax(node)': "pass",
-        'r"\b(raise|exit|quit)\b", ast.unparse(last)': 'r"^$", ast.unparse(last)',
+        r'r"\b(raise|exit|quit)\b", ast.unparse(last)': 'r"^$", ast.unparse(last)',
     },
 )
 found_by(

@@ -10,7 +10,7 @@ import inspect
 import pytest
 
 import xmap_compat
-from xmap_compat import api
+from xmap_compat import xmapped
 from xmap_compat.core.processes import comparison
 
 NAMESPACES = ["xmap_compat", *(f"xmap_compat.{name}" for name in xmap_compat._MODULES)]
@@ -23,7 +23,7 @@ def documented():
         module = importlib.import_module(namespace)
         found[namespace] = module
         found.update((f"{namespace}.{name}", getattr(module, name)) for name in module.__all__)
-    found["xmap_compat.xmap(...).plan"] = api.Planner.__call__
+    found["xmap_compat.xmap(...).plan"] = xmapped.Planner.__call__
     return {name: value for name, value in found.items() if list(found.values()).index(value) == [*found].index(name)}
 
 

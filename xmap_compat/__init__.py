@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat import numpy as numpy
     from xmap_compat import random as random
     from xmap_compat import testing as testing
-    from xmap_compat.api import Xmapped as Xmapped
     from xmap_compat.api import xmap as xmap
     from xmap_compat.core.compiler import compiler_axes as compiler_axes
     from xmap_compat.core.mesh import Mesh as Mesh
@@ -49,12 +48,13 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat.processes import process_array as process_array
     from xmap_compat.tools.search import search as search
     from xmap_compat.tools.steps import plan as plan
+    from xmap_compat.xmapped import Xmapped as Xmapped
 
 
 # Where the public names live, for dir(), completion, and the import at first use.
 _MODULES = ["lax", "numpy", "random", "testing"]
 _NAMES = {
-    "api": ["Xmapped", "xmap"],
+    "api": ["xmap"],
     "core.compiler": ["compiler_axes"],
     "core.mesh": ["Mesh", "SerialLoop", "mesh", "serial_loop"],
     "core.named_shape": ["named_shape"],
@@ -65,6 +65,7 @@ _NAMES = {
     "processes": ["global_array", "process_array"],
     "tools.search": ["search"],
     "tools.steps": ["plan"],
+    "xmapped": ["Xmapped"],
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 # Jupyter looks for these; users do not call them.

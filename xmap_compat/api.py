@@ -2,75 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import importlib
 import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, SupportsIndex, TypeVar, overload
+from typing import Any, ParamSpec, SupportsIndex, TypeVar, overload
 
 import jax
 
 from xmap_compat import _jax, errors, vocabulary
 from xmap_compat.core import call as calls
 from xmap_compat.core import errors as core_errors
-from xmap_compat.core import execute
-from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
-from xmap_compat.core.named_shape import is_array
-from xmap_compat.core.placement import current_scope, known_axes, parse_axis_resources
+from xmap_compat.core import execute, watch
+from xmap_compat.core.mesh import SerialLoop
+from xmap_compat.core.placement import known_axes, parse_axis_resources
 from xmap_compat.core.processes import comparison
 from xmap_compat.core.restored import restored
-from xmap_compat.core.specs import AxisName, argument_path, is_spec, parse_axis_sizes, parse_specs, spec_names
-
-if TYPE_CHECKING:
-    from xmap_compat.tools.plan import CallPlan
-
+from xmap_compat.core.specs import AxisName, is_spec, parse_axis_sizes, parse_specs, spec_names
+from xmap_compat.xmapped import Planner, Xmapped, recover_call
 
 vocabulary.complete(restored)
 
 P = ParamSpec("P")
-Q = ParamSpec("Q")
 R = TypeVar("R", covariant=True)
-
-
-class Xmapped(Protocol[P, R]):
-    """What :func:`xmap` returns, for annotations: the parameters and the result of the function, as in ``jax.vmap``.
-
-    At run time it is an object that ``jax.jit`` made, with an attribute ``plan``.  Its parameters are positional only.
-
-    >>> import jax
-    >>> from xmap_compat import Xmapped, xmap
-    >>> def centred(x: jax.Array) -> jax.Array:
-    ...     return x - jax.lax.pmean(x, "i")
-    >>> f: Xmapped[[jax.Array], jax.Array] = xmap(centred, ["i"], ["i"])
-    >>> f.lower(jax.ShapeDtypeStruct((3,), "float32")).as_text()[:6]
-    'module'
-    """
-
-    __name__: str
-
-    @property
-    def plan(self) -> Planner:
-        """``f.plan(*args)`` says how a call would be executed."""
-
-    @property
-    def __wrapped__(self) -> Callable[P, R]: ...
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    @overload
-    def __get__(self, instance: None, owner: Any = None, /) -> Self: ...
-    @overload
-    def __get__(self: Xmapped[Concatenate[Any, Q], R], instance: object, owner: Any = None, /) -> Callable[Q, R]: ...
-
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced: ...
-
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered: ...
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def clear_cache(self) -> None: ...
 
 
 class _NotGiven:
@@ -249,27 +203,15 @@ def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
     return made
 
 
-# Functions that are called for every call when it is traced, in any thread.
-Observer = Callable[[calls.Declaration, calls.PlacedCall, tuple[Any, ...]], None]
-_observers: dict[object, Observer] = {}
-
-
-def observe(observer: Observer) -> Callable[[], object]:
-    """Have a function called whenever an xmapped call is traced, in any thread; returns a function that ends this."""
-    key = object()
-    _observers[key] = observer
-    return lambda: _observers.pop(key, None)
-
-
 class _XmappedCall:
-    """What jit traces for a declaration, and what helps where jit refuses a call.
+    """What jit traces for a declaration.
 
     Attributes:
       uses_mesh: whether some call that was traced runs on the devices of a mesh.
     """
 
-    def __init__(self, declared: calls.Declaration, donated: tuple[int, ...]):
-        self.declared, self.donated = declared, donated
+    def __init__(self, declared: calls.Declaration):
+        self.declared = declared
         self.compared = comparison.ComparedCalls()
         self.uses_mesh = False
 
@@ -279,8 +221,7 @@ class _XmappedCall:
         arguments = calls.bind_arguments(self.declared, args)
         made = calls.place_arguments(self.declared, arguments)
         self.uses_mesh |= made.uses_mesh or made.first_device_of is not None
-        for observer in list(_observers.values()):  # at once, as other threads may end theirs
-            observer(self.declared, made, args)
+        watch.tell(self.declared, made, args)
         self.compared.traced(self.declared, made, args)
         try:
             return execute.run(made, arguments.leaves)
@@ -289,25 +230,10 @@ class _XmappedCall:
             errors.name_function(error, self.declared.name)
             raise
 
-    def recover(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
-        importlib.import_module("xmap_compat.core.notes").add_note_on_captured(error, self.declared, args)
-        if isinstance(error, TypeError) and kwargs:
-            raise errors.keyword_arguments(kwargs) from None
-        _check_values(args, error, self.donated)
-        if not self.uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
-            return None
-        if isinstance(mesh := current_scope().mesh, jax.sharding.AbstractMesh):
-            try:
-                jax.eval_shape(self.trace, *args)
-            except Exception:
-                return None  # the call itself is wrong
-            raise errors.no_devices(f"The xmapped function {self.declared.name}", mesh) from None
-        return calls.moved_to_mesh(self.declared, args, error)
-
 
 def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
-    call = _XmappedCall(declared, donated)
+    call = _XmappedCall(declared)
+    recover = lambda *failed: recover_call(declared, donated, call.uses_mesh, xmapped, *failed)  # noqa: E731
 
     @_jax.api_boundary  # for f.lower, f.trace, f.eval_shape
     @functools.partial(functools.update_wrapper, wrapped=declared.fun, updated=())
@@ -318,86 +244,10 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     on_mesh = any(not isinstance(r, SerialLoop) for resources in declared.resources.values() for r in resources)
     # jit drops unused arguments without freeing them, which donation promises.
     jitted = _jax.jit(xmapped, None if on_mesh else declared.backend, donate_argnums=donated, keep_unused=bool(donated))
-    jitted = _jax.recovering(jitted, call.recover, call.compared.calling, core_errors.check_from_outside)
+    jitted = _jax.recovering(jitted, recover, call.compared.calling, core_errors.check_from_outside)
     jitted.__wrapped__ = declared.fun
     jitted.plan = Planner(declared)
     return jitted
-
-
-def _check_values(args: tuple[Any, ...], error: Any = None, donated: tuple[int, ...] = ()) -> None:
-    """Raise for arguments that are no arrays, or are deleted, because jit's messages would not help."""
-    for path, value in jax.tree_util.tree_leaves_with_path(args):
-        if isinstance(error, (TypeError, type(None))) and not is_array(value):
-            raise errors.no_array_argument(argument_path(path, "args"), value) from None
-        is_array_itself = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
-        if isinstance(error, RuntimeError) and is_array_itself and value.is_deleted():
-            raise errors.donated_argument(argument_path(path, "args"), donated) from None
-
-
-@dataclasses.dataclass(frozen=True)
-class Planner:
-    """``f.plan`` of an xmapped function: ``f.plan(*args)`` is the plan of a call.
-
-    Attributes:
-      declared: the arguments that the user gave to xmap.
-    """
-
-    declared: calls.Declaration
-
-    @_jax.api_boundary
-    def __call__(self, *args: Any, mesh: _jax.AnyMesh | None = None, **kwargs: Any) -> CallPlan:
-        """The plan of one call, which is traced but neither compiled nor executed.
-
-        Args:
-          args: the arguments of the call, or types in the place of arrays (``jax.ShapeDtypeStruct``).
-          mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
-
-        Example:
-
-          >>> import jax
-          >>> from xmap_compat import Mesh, xmap
-          >>> f = xmap(lambda x: jax.lax.psum(x, "i"), ["i", ...], {}, axis_resources={"i": "x"})
-          >>> with Mesh(jax.devices()[:2], "x"):
-          ...     plan = f.plan(jax.ShapeDtypeStruct((8, 3), "float32"))
-          >>> plan.axes[0].name, plan.axes[0].mesh_axes, plan.axes[0].device_size
-          ('i', ('x',), 4)
-          >>> "all-reduce" in str(plan)  # print(plan) shows all of it
-          True
-        """
-        if kwargs:
-            raise errors.keyword_arguments(kwargs)
-        describe = importlib.import_module("xmap_compat.tools.plan").describe_made
-        with entered(check_mesh(f"{self.declared.name}.plan", mesh)):
-            try:
-                return describe(self.declared, None, args)
-            except TypeError:
-                _check_values(args)
-                raise
-
-
-_Jitted: Any = type(jax.jit(lambda: None))
-_plain_repr = _Jitted.__repr__
-
-
-def _repr(function: Any) -> str:
-    """``<xmap(centred, in_axes=['batch'], ...)>``; JAX's own for other jitted functions, ``jax.jit`` of it too."""
-    declared = declaration_of(function)
-    if declared is None or function.__wrapped__ is not declared.fun:
-        return _plain_repr(function)
-    resources = {name: entries[0] if len(entries) == 1 else entries for name, entries in declared.resources.items()}
-    specs = {"in_axes": declared.in_source, "out_axes": declared.out_source}
-    options = specs | {"axis_sizes": declared.sizes or None, "axis_resources": resources or None}
-    shown = [f"{name}={core_errors.show(value)}" for name, value in options.items() if value is not None]
-    return f"<xmap({', '.join([declared.name, *shown])})>"
-
-
-_Jitted.__repr__ = _repr  # the type has no subclasses, and prints ``__wrapped__``, which is the user's function
-
-
-def declaration_of(xmapped: Any) -> calls.Declaration | None:
-    """The arguments that the user gave to xmap to make a function; None for any other object."""
-    planner = getattr(xmapped, "plan", None)
-    return planner.declared if isinstance(planner, Planner) else None
 
 
 def name_of(fun: Callable[..., Any]) -> str:

@@ -6,7 +6,6 @@ mention and the output does not are contracted.  Axes that the spec does not men
 
 from __future__ import annotations
 
-import operator
 import string
 from typing import Any, NamedTuple
 
@@ -52,7 +51,7 @@ def einsum(
       operands: arrays, one for each part of ``spec``.
       precision: as in ``jax.numpy.einsum``.
       preferred_element_type: dtype of the result, and of sums unless the operands' is wider (then rounded once).
-      optimize: how ``opt_einsum`` looks for a path of pairwise contractions, or such a path.
+      optimize: the strategy by which ``opt_einsum`` looks for a path of pairwise contractions.
 
     Returns:
       An array whose positional dimensions are the output's letters.  It varies over the output's names,
@@ -78,6 +77,7 @@ def einsum(
     if len(operands) != len(parsed.inputs):
         raise errors.einsum_operand_count(spec, len(parsed.inputs), len(operands))
     arrays = [jnp.asarray(x) for x in operands]
+    _check_strategy(optimize)
     dtype = jnp.result_type(*arrays)
     terms = [_operand(parsed, k, x.astype(dtype)) for k, x in enumerate(arrays)]
     output = _output(parsed, terms)
@@ -86,7 +86,7 @@ def einsum(
     options = {
         "precision": canonical_precision(precision),
         "preferred_element_type": accumulation_type(dtype, preferred_element_type),
-        "optimize": _canonical_path(optimize, len(terms)),
+        "optimize": optimize,
     }
     result = _contract(spec, terms, output, options)
     return result if preferred_element_type is None else lax.convert_element_type(result, preferred_element_type)
@@ -261,8 +261,7 @@ def _expand_ellipsis(letters, ndim):
     if ELLIPSIS not in letters:
         return letters
     at = letters.index(ELLIPSIS)
-    count = max(0, ndim - len(letters) + 1)
-    return (*letters[:at], *range(-count, 0), *letters[at + 1 :])
+    return (*letters[:at], *range(min(0, len(letters) - 1 - ndim), 0), *letters[at + 1 :])
 
 
 def _take_diagonals(spec, operand):
@@ -328,33 +327,19 @@ def _contract(spec, terms, output, options):
 def _reduce(term, letters, axes, dtype):
     """The einsum of one operand."""
     data = term.data if dtype is None else term.data.astype(dtype)
-    alone = [k for k, c in enumerate(term.letters) if c not in letters]
-    data = sum_dims(data, alone)
+    data = sum_dims(data, [k for k, c in enumerate(term.letters) if c not in letters])
     data = summed(lambda x: lax.psum(x, tuple(axes)), data) if axes else data
     left = [c for c in term.letters if c in letters]
     order = [left.index(c) for c in letters]
     return lax.transpose(data, order) if order != sorted(order) else data
 
 
-def _canonical_path(optimize, count):
-    """How to look for a path, or a path: for each step the positions of its operands; its result is put last."""
-    if isinstance(optimize, str):
+def _check_strategy(optimize):
+    if not (isinstance(optimize, bool) or callable(optimize)):
         try:
             opt_einsum.paths.get_path_fn(optimize)
-        except KeyError:
+        except (KeyError, TypeError, AttributeError):
             raise errors.einsum_strategy(optimize) from None
-    if isinstance(optimize, (str, bool)) or callable(optimize):
-        return optimize
-    path, left = [], count
-    try:
-        for step in optimize:
-            path.append(tuple(range(left)[operator.index(k)] for k in step))
-            left -= len(path[-1]) - 1
-    except (TypeError, IndexError):
-        raise errors.einsum_path(optimize, count) from None
-    if left != 1 or any(not step or len(set(step)) < len(step) for step in path):
-        raise errors.einsum_path(optimize, count)
-    return tuple(path)
 
 
 def _mentions(spec, terms) -> Skipped | None:

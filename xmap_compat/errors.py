@@ -121,13 +121,6 @@ def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> Va
     return ValueError(f"In {spec!r}, {which} has size {known} and, in operand {index}, {size}. Pass arrays of one size")
 
 
-def einsum_path(optimize: Any, count: int) -> ValueError:
-    return ValueError(
-        f"optimize={optimize!r} is not a path for {count} operands: a list of steps, each a tuple of positions among "
-        "the remaining operands. A step's result becomes the last, and one must remain. Or write optimize='auto'"
-    )
-
-
 def einsum_strategy(optimize: Any) -> ValueError:
     return ValueError(f"optimize={optimize!r} is not a strategy of opt_einsum. Use 'auto', 'greedy' or 'optimal'")
 

@@ -90,11 +90,6 @@ def _of_whole(fun, x, names, keep=False, options=()):
     return _named_again(out, names[0], fun) if keep else out
 
 
-def _by_steps(function, x, axes, options):
-    """A reduction whose steps are reductions of ``jax.numpy`` that take names."""
-    return function(x, axis=axes, **options)
-
-
 def _logical(function, x, axes, options):
     extremum, initial = (jnp.max, 0) if function is jnp.any else (jnp.min, 1)
     return extremum((x != 0).astype(jnp.int8), axes, initial=initial, **options) > 0
@@ -104,8 +99,6 @@ def _extremum(function, x, axes, options):
     for axis in axes if options.get("initial") is None else ():
         if not (x.shape[axis] if isinstance(axis, int) else lax.axis_size(axis)):
             raise errors.extremum_of_nothing(function.__name__, axis)
-    if function is jnp.ptp:
-        return jnp.ptp(x, axes, **options)
     extremum, missing = (jnp.max, -jnp.inf) if function is jnp.nanmax else (jnp.min, jnp.inf)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return extremum(x, axes, **options)
@@ -233,18 +226,14 @@ argmax = _row(jnp.argmax, _over_one, ONE, "axis='i' -> {} -> 0")
 argmin = _row(jnp.argmin, _over_one, ONE, "axis='i' -> {} -> 1")
 argsort = _row(jnp.argsort, _kept, KEPT, "axis='i' -> ['i'] -> [1, 2, 0]")
 average = _row(jnp.average, _average, f"{ANY}, weights in the shape of the array", "axis='i' -> {} -> 2.0")
-count_nonzero = _row(jnp.count_nonzero, _by_steps, ANY, "axis='i' -> {} -> 3")
 cumprod = _row(jnp.cumprod, _kept, KEPT, "axis='i' -> ['i'] -> [3, 3, 6]")
 cumsum = _row(jnp.cumsum, _kept, KEPT, "axis='i' -> ['i'] -> [3, 4, 6]")
 flip = _row(jnp.flip, _flip, KEPT, "axis='i' -> ['i'] -> [2, 1, 3]")
 median = _row(jnp.median, _over_whole, f"{ANY}, gathered", "axis='i' -> {} -> 2.0")
 nanmax = _row(jnp.nanmax, _extremum, ANY, "axis='i' -> {} -> 3")
-nanmean = _row(jnp.nanmean, _by_steps, ANY, "axis='i' -> {} -> 2.0")
 nanmin = _row(jnp.nanmin, _extremum, ANY, "axis='i' -> {} -> 1")
-nansum = _row(jnp.nansum, _by_steps, ANY, "axis='i' -> {} -> 6")
 norm = _row(jnp.linalg.norm, _norm, f"{ANY}, with ord one at a time", "ord=1, axis='i' -> {} -> 6.0")
 prod = _row(jnp.prod, _over_whole, f"{ANY}, gathered", "axis='i' -> {} -> 6")
-ptp = _row(jnp.ptp, _extremum, ANY, "axis='i' -> {} -> 2")
 quantile = _row(jnp.quantile, _over_whole, f"{ANY}, gathered", "q=0.25, axis='i' -> {} -> 1.5")
 roll = _row(jnp.roll, _roll, "which are kept, by Python integers", "shift=1, axis='i' -> ['i'] -> [2, 3, 1]")
 sort = _row(jnp.sort, _kept, KEPT, "axis='i' -> ['i'] -> [1, 2, 3]")

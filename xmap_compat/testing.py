@@ -24,13 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax, errors
-from xmap_compat.api import declaration_of, with_resources
+from xmap_compat.api import with_resources
 from xmap_compat.core import call as calls
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.errors import axes_text
 from xmap_compat.core.mesh import Mesh, SerialLoop, check_mesh
 from xmap_compat.core.placement import DeviceAxis
 from xmap_compat.core.specs import AxisName, argument_path
+from xmap_compat.xmapped import declaration_of
 
 Resources = dict[AxisName, Any]
 

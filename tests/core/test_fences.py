@@ -375,6 +375,7 @@ def own_modules(tree, sources):
 
 FACE = [
     "api",
+    "xmapped",
     "errors",
     "vocabulary",
     "lax",
@@ -526,17 +527,17 @@ def test_files_are_short():
 # thing adds, another of the same folder gives back.
 MOST_LINES_OF_FOLDERS = {
     # the names that users import, with the examples of their docstrings, and their messages
-    "": 2_440,
+    "": 2_450,
     # every private name of JAX, a stand-in for each part that only helps, and meshes in scope
-    "_jax": 2_267,
+    "_jax": 2_250,
     # the way of a call, and its messages
-    "core": 4_560,
+    "core": 4_526,
     # the same call in every process, or an error in each, and its messages
-    "core.processes": 414,
+    "core.processes": 349,
     # what each collective and each ordinary primitive becomes on one device
-    "core.rules": 1_197,
+    "core.rules": 1_195,
     # one rule for each equation that holds programs or functions
-    "core.structured": 989,
+    "core.structured": 985,
     # what old programs find again; the table of removed names; its messages
     "legacy": 1_407,
     # plans, the search, views, messages
@@ -544,7 +545,7 @@ MOST_LINES_OF_FOLDERS = {
     # which removed names an old program uses, and edits of them
     "tools.check": 1_000,
     # edits of a program's own files, the two runs that verify them, and files written all or none
-    "tools.leave": 3_432,
+    "tools.leave": 3_511,
     # the files of a program, read and edited, and what its names are bound to
     "tools.source": 358,
 }

@@ -339,7 +339,7 @@ NAMED_NUMPY = {
         )
         for name in ["all", "any"]
     },
-    "xnp.ptp": Operation(lambda x, axis, n: xnp.ptp(x, both(axis)), lambda xp, r: xp.ptp(r, axis=(0, 1)), dtypes="fbi"),
+    "jnp.ptp": Operation(lambda x, axis, n: jnp.ptp(x, both(axis)), lambda xp, r: xp.ptp(r, axis=(0, 1)), dtypes="fbi"),
     "xnp.median": Operation(
         lambda x, axis, n: xnp.median(x, axis), lambda xp, r: xp.median(r, axis=0), dtypes="fbi", axes="one"
     ),
@@ -347,15 +347,15 @@ NAMED_NUMPY = {
         lambda x, axis, n: xnp.median(x, both(axis)), lambda xp, r: xp.median(r, axis=(0, 1)), dtypes="fi"
     ),
     **{
-        f"xnp.{name}": Operation(
-            lambda x, axis, n, name=name: finite(jnp, getattr(xnp, name)(gaps(jnp, x), axis)),
+        f"{'xnp' if hasattr(xnp, name) else 'jnp'}.{name}": Operation(
+            lambda x, axis, n, name=name: finite(jnp, getattr(xnp, name, getattr(jnp, name))(gaps(jnp, x), axis)),
             lambda xp, r, name=name: finite(xp, of_nothing(getattr(xp, name), gaps(xp, r))),
             dtypes="fb",
         )
         for name in ["nanmax", "nanmean", "nanmin", "nansum"]
     },
-    "xnp.count_nonzero": Operation(
-        lambda x, axis, n: xnp.count_nonzero(x > 0, both(axis)),
+    "jnp.count_nonzero": Operation(
+        lambda x, axis, n: jnp.count_nonzero(x > 0, both(axis)),
         lambda xp, r: xp.count_nonzero(r > 0, axis=(0, 1)).astype(np.int32),
         dtypes="fbi",
         smooth=False,

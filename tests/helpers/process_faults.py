@@ -301,7 +301,7 @@ def switched_off(m):
 
 @fault
 def without_a_client(m):
-    """JAX has changed, say: one warning, and no comparison."""
+    """JAX has changed, say: there is no comparison."""
     original = _jax.process_store
     try:
         _jax.process_store = lambda: None

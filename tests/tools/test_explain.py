@@ -16,7 +16,8 @@ import pytest
 import subprocesses
 from jax import lax
 
-from xmap_compat import SerialLoop, api, xmap
+from xmap_compat import SerialLoop, xmap
+from xmap_compat.core import watch
 from xmap_compat.tools import explain
 
 PROGRAM = """
@@ -170,9 +171,9 @@ def traced(size):
 
 
 def test_nobody_observes_before_and_after():
-    assert not api._observers
+    assert not watch._observers
     seen = []
-    ends = [api.observe(lambda declared, made, args: seen.append(declared.name)) for _ in range(2)]
+    ends = [watch.observe(lambda declared, made, args: seen.append(declared.name)) for _ in range(2)]
     traced(101)
     assert len(seen) == 2
     for end in ends:
@@ -180,13 +181,13 @@ def test_nobody_observes_before_and_after():
         end()
     traced(102)
     assert len(seen) == 2
-    assert not api._observers
+    assert not watch._observers
 
 
 def test_a_report_tells_of_calls_in_all_threads():
     out = io.StringIO()
     report = explain.Report(out)
-    end = api.observe(report.call)
+    end = watch.observe(report.call)
     try:
         threads = [threading.Thread(target=traced, args=(200 + k // 2,)) for k in range(12)]
         for thread in threads:
@@ -203,7 +204,7 @@ def test_a_report_tells_of_calls_in_all_threads():
 def test_calls_that_differ_in_a_nested_call_are_two():
     out = io.StringIO()
     report = explain.Report(out)
-    end = api.observe(report.call)
+    end = watch.observe(report.call)
     try:
         for loops in (2, 3, 2):
             inner = xmap(lambda v: v * 2, ["k"], ["k"], axis_resources={"k": SerialLoop(loops)})
@@ -218,7 +219,7 @@ def test_what_goes_wrong_in_a_report_stays_there(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr("xmap_compat.tools.plan.describe_made", lambda *_: 1 / 0)
     report = explain.Report(out)
-    end = api.observe(report.call)
+    end = watch.observe(report.call)
     try:
         traced(300)
     finally:
@@ -233,7 +234,7 @@ def test_a_closed_output_disturbs_nobody():
     out = io.StringIO()
     out.close()
     report = explain.Report(out)
-    end = api.observe(report.call)
+    end = watch.observe(report.call)
     try:
         traced(301)
     finally:

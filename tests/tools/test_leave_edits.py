@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import sys
 import textwrap
 import types
@@ -19,6 +20,7 @@ import pytest
 
 import xmap_compat
 from xmap_compat import api
+from xmap_compat.core import watch
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.files import edited_files
@@ -68,7 +70,7 @@ def observed(folder, files, monkeypatch):
     monkeypatch.setattr(api, "make", recording)
     monkeypatch.setattr(xmap_compat.Mesh, "__enter__", xmap_compat.Mesh.__enter__)  # to undo what is noted
     entered, otherwise = set(), set()
-    end = api.observe(lambda declared, placed, args: calls.append((declared, placed)))
+    end = watch.observe(lambda declared, placed, args: calls.append((declared, placed)))
     with xmap_compat.install(), importing(folder, files), monkeypatch.context() as noted:
         noted.setattr(jax.sharding.Mesh, "__enter__", jax.sharding.Mesh.__enter__)
         note_entered((jax.sharding.Mesh, xmap_compat.Mesh), entered, otherwise)
@@ -708,6 +710,85 @@ def test_an_edited_program_computes_the_same_without_this_package(name, tmp_path
     assert not left.left
 
 
+LACKING = {
+    "a collective over the axis that its operand lacks": (
+        "lax.psum(w, 'i')",
+        "is over i, which its operand lacks, and j",
+    ),
+    "collectives over the axes that operands have": ("lax.pmean(w, 'j') + lax.psum(1.0, 'i')", None),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_two_axes_on_one_mesh_axis(name, tmp_path, monkeypatch):
+    """Zeros, as parameters often are at first, do not tell what is reduced."""
+    term, words = LACKING[name]
+    program = f"""
+        def body(v, w):
+            return lax.pmean(v, 'i'), {term}
+
+        out_axes = ([...], ['j', ...] if 'psum(w' in "{term}" else [...])
+        f = xmap(body, (['i', ...], ['j', ...]), out_axes, axis_resources={{'i': 'd', 'j': 'd'}})
+        with Mesh(devices[:4], 'd'):
+            results = f(x, np.zeros((8, 6), np.float32))
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    if words:
+        assert words in left.refused[0]
+    else:
+        assert_close(left.run(), (x.mean(0), np.full(6, 8.0)))
+
+
+SHARED = {
+    "an alias": ("average = functools.partial(lax.pmean, axis_name='d')", "average(v)"),
+    "a function of another package": ("import scipy", "scipy.special.softmax(v, 'd')"),
+    "a function that is looked up": ("", "getattr(lax, 'pmean')(v, 'd')"),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_call_that_is_not_edited_and_names_an_axis_as_its_mesh_axis_is_a_place_that_is_not_reached(
+    name, tmp_path, monkeypatch
+):
+    """In JAX, it would reduce over the mesh axis alone."""
+    before, call = SHARED[name]
+    program = f"""
+        import functools
+        {before}
+
+        def body(v, flag=False):
+            if flag:
+                return {call}
+            return v - lax.pmean(v, 'd')
+
+        with Mesh(devices[:8], 'd'):
+            results = xmap(body, ['d', ...], ['d', ...], axis_resources={{'d': 'd'}})(x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    (c,) = left.edited.constructions
+    lines = textwrap.dedent(HEAD + textwrap.dedent(program)).split("\n")
+    assert {lines[line - 1].strip() for _, line, _ in left.edited.missed(c, [])[0]} == {
+        f"return {call}",
+        "return v - lax.pmean(v, 'd')",
+    }
+    assert_close(left.run(), x - x.mean(0))
+    assert re.search(r'^PAIRS = \("d",\)', left.edited.helpers, re.M)  # of which the report warns
+
+
+def test_resources_that_another_run_gives_are_refused_where_the_name_alone_is_the_mesh_axis(tmp_path, monkeypatch):
+    program = """
+        resources = {}
+        f = xmap(lambda v: v - lax.pmean(v, 'd'), ['d', ...], ['d', ...], axis_resources=resources)
+        with Mesh(devices[:4], 'd'):
+            results = f(x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    assert_close(left.run(), x - x.mean(0))
+    left.texts["program.py"] = left.text.replace("resources = {}", "resources = {'d': 'd'}")
+    with pytest.raises(ValueError, match="axis and mesh axis 'd': give it another name"):
+        left.run()
+
+
 SET = {
     "made on another line": "env = maps.ResourceEnv(mesh, ())\nmaps.thread_resources.env = env",
     "kept and put back": "old = maps.thread_resources.env\nmaps.thread_resources.env = old.with_mesh(mesh)",
@@ -731,6 +812,28 @@ def test_the_mesh_of_an_environment_is_set():
     text = b"import jax\nfrom jax.experimental import maps\nmaps.thread_resources.env = maps.ResourceEnv(mesh, ())\n"
     new, left = edited_files({"/p.py": text}, [], "named_axes", [], False)
     assert new["/p.py"] == b"import jax\njax.set_mesh(mesh)\n" and not left
+
+
+DOTTED = {
+    "import jax\nimport jax.experimental.maps\nwith jax.experimental.maps.Mesh(d, 'x'): pass\n": (
+        "import jax\nwith jax.set_mesh(jax.sharding.Mesh(d, 'x')): pass\n"
+    ),
+    "import jax.experimental.maps, numpy\nwith jax.experimental.maps.mesh(numpy.array(jax.devices()), 'x'): pass\n": (
+        "import numpy, jax\nwith jax.set_mesh(jax.sharding.Mesh(numpy.array(jax.devices()), 'x')): pass\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", DOTTED)
+def test_a_module_that_is_imported_by_its_whole_name_goes_with_its_last_use(text):
+    new, left = edited_files({"/p.py": text.encode()}, [], "named_axes", [], False)
+    assert new["/p.py"].decode() == DOTTED[text] and not left
+
+
+def test_a_module_that_is_imported_by_its_whole_name_stays_while_it_is_read():
+    text = "import jax\nimport jax.experimental.maps\nf = jax.experimental.maps.xmap(g, [...], [...])\n"
+    new, left = edited_files({"/p.py": text.encode()}, [], "named_axes", [], False)
+    assert not new and left == ["jax.experimental.maps of p.py:2"]
 
 
 @pytest.mark.parametrize("indent, end", [(1, "\n"), (2, ""), (None, "\n")])

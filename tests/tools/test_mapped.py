@@ -191,7 +191,7 @@ def test_the_mesh_may_be_that_of_with_or_have_explicit_axes():
 
 UNDECLARED = {
     "one element on a device": (lambda v: v * 2, 4, "name the axis in out_axes, or reduce"),
-    "several": (lambda v: v * 2, 8, "out_axes is None"),
+    "several": (lambda v: v * 2, 8, "name the axis in out_axes, or reduce"),
     "reduced over the elements of a device only": (lambda v: lax.psum(v, "i_local"), 8, "name the axis in out_axes"),
     "by its index": (lambda v: lax.psum(v, ("x", "i_local")) + lax.axis_index("x"), 8, "name the axis in out_axes"),
 }

@@ -221,19 +221,19 @@ COLLECTIVES = {
     "ppermute": (
         lambda x: lax.ppermute(x, "i", rotation(8)),
         ("local indexing", 0),
-        ("local indexing, ppermute of 1 slab over x", 16),
-        ("ppermute of 1 slab over x, y", 16),
+        ("local indexing, ppermute of 1 element over x", 16),
+        ("ppermute of 1 element over x, y", 16),
     ),
     "ppermute to themselves": (
         lambda x: lax.ppermute(x, "i", [(k, k) for k in range(8)]),
         ("nothing to do", 0),
         ("nothing to do", 0),
-        ("ppermute of 1 slab over x, y", 16),
+        ("ppermute of 1 element over x, y", 16),
     ),
     "pshuffle": (
         lambda x: lax.pshuffle(x, "i", [1, 0, 3, 2, 5, 4, 7, 6]),
         *[("local indexing", 0)] * 2,
-        ("ppermute of 1 slab over y", 16),
+        ("ppermute of 1 element over y", 16),
     ),
     "psum_scatter": (
         lambda x: lax.psum_scatter(x, "i", tiled=True),
@@ -379,7 +379,7 @@ def in_cond(x):
 # What a plan adds to the words of the transfers of a case.
 TURN_WORDS = {
     "scan": "all-reduce over x (3 times)",
-    "while": "all-reduce over x (each turn)",
+    "while": "all-reduce over x (each iteration)",
     "cond": "all-reduce over x (in a branch)",
     "serial loop": "all-reduce over x (5 times)",
     "serial loop and scan": "all-reduce over x (15 times)",
@@ -408,7 +408,7 @@ def test_turns_and_branches_are_counted(case, mesh42):
         assert [t.times for t in in_loop.transfers] == [None]
         assert in_loop.bytes_sent is None
         assert plan.bytes_sent is None
-        assert "in each turn of a while loop" in " ".join(str(plan).split())
+        assert "in each iteration of a while loop" in " ".join(str(plan).split())
     else:
         assert plan.bytes_sent == sum(t.bytes_sent * t.times for c in plan.collectives for t in c.transfers)
     assert TURN_WORDS.get(case, "all-reduce over x") in by_primitive(plan)["psum"].became.split(", ")
@@ -417,14 +417,14 @@ def test_turns_and_branches_are_counted(case, mesh42):
 
 
 def test_equal_transfers_of_one_collective_are_counted_together(mesh42):
-    """Every device sends one slab to the next and one to the one before: two rounds alike."""
+    """Every device sends one element to the next and one to the one before: two rounds alike."""
     to = {2 * d: (2 * d + 2) % 8 for d in range(4)} | {2 * d + 1: (2 * d - 1) % 8 for d in range(4)}
     with mesh42:
         f = xmap(lambda x: lax.ppermute(x, "i", list(to.items())), ["i", ...], ["i", ...], axis_resources={"i": "x"})
         plan = f.plan(shaped(8, 3))
     (collective,) = plan.collectives
-    assert [(t.kind, t.slabs, t.times, t.bytes_sent) for t in collective.transfers] == [("ppermute", 1, 2, 3 * 4)]
-    assert "ppermute of 1 slab over x (2 times)" in collective.became
+    assert [(t.kind, t.elements, t.times, t.bytes_sent) for t in collective.transfers] == [("ppermute", 1, 2, 3 * 4)]
+    assert "ppermute of 1 element over x (2 times)" in collective.became
     assert collective.bytes_sent == plan.bytes_sent == 2 * 3 * 4
 
 
@@ -803,6 +803,17 @@ def test_grey_blocks_are_in_the_legend(mesh42):
     assert "at one place along y" in texts and "at one place along x" not in texts
     (swatch,) = [r for r in tree.iter(f"{SVG}rect") if r.get("width") == "14.0"]
     assert swatch.get("fill") in {fill for tip, fill in tips if " on device 0 2 4 6" in tip}
+
+
+def test_arrays_that_lie_alike_are_one_drawing_if_their_names_are_short(mesh42):
+    def names(*keys):
+        f = xmap(lambda w: sum(w.values()), ({key: ["i"] for key in keys},), ["i"], axis_resources={"i": "x"})
+        with mesh42:
+            tree, _ = drawn(f.plan({key: shaped(8) for key in keys}))
+        return [t.text for t in tree.iter(f"{SVG}text") if t.get("class") == "bold"]
+
+    assert "w['k'], w['q']" in names("q", "k")
+    assert {"w['keys_of_a_head']", "w['queries_of_a_head']"} < {*names("queries_of_a_head", "keys_of_a_head")}
 
 
 def test_large_splits_keep_their_text():

@@ -243,7 +243,7 @@ def test_turns_of_a_scan_over_steps_are_multiplied(mesh42):
         found = plan(epoch, shaped(8, 3), shaped(dtype=np.int32))
     assert [t.times for t in found.transfers] == [5, 6, None]
     assert found.bytes_sent is None
-    assert "in each turn of a while loop" in " ".join(str(found).split())
+    assert "in each iteration of a while loop" in " ".join(str(found).split())
 
 
 def test_forward_mode_says_which_half_is_the_derivative(mesh42):

@@ -33,7 +33,6 @@ from xmap_compat._jax.equations import (
     is_symbolic_zero,
     read,
     symbolic_zero,
-    symbolic_zero_of,
 )
 from xmap_compat._jax.inlining import inline_calls
 from xmap_compat._jax.jaxprs import (
@@ -65,7 +64,7 @@ from xmap_compat._jax.mesh import (
 )
 from xmap_compat._jax.nice import optional
 from xmap_compat._jax.options import accept_options, set_for_all_threads
-from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened
+from xmap_compat._jax.partial import constrained, gather, in_float32, partitioned_axes, reshaped, sum_scatter
 from xmap_compat._jax.patches import (
     Restoration,
     mend_collective_batching,
@@ -78,7 +77,6 @@ from xmap_compat._jax.positions import (
     contextmanager,
     equation_context,
     exclude_from_positions,
-    name_stack,
     user_frames_of,
     warn_user,
     where_in_user_code,

@@ -16,7 +16,7 @@ from xmap_compat._jax.types import explicit_spec
 from xmap_compat._jax.version import VERSION
 
 
-def widened(collective: Callable[[Any], Any], x: Any) -> Any:
+def in_float32(collective: Callable[[Any], Any], x: Any) -> Any:
     """``collective(x)``, with bfloat16 sent as float32, in its transpose too, where a back end cannot sum it there.
 
     XLA's CPU compiler aborts the process, on all-reduces and reduce-scatters that come from JAX: those of ``psum`` and

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.device import DeviceView, cast_alike, cast_to, conform_to_names
+from xmap_compat.core.device import DeviceView, cast_alike, cast_to, laid_out_over
 from xmap_compat.core.values import Dims, NamedValue, without
 
 
@@ -42,7 +42,7 @@ def bind_per_element(
     if not levels:
         return bind_named(view, primitive, operands, params)
     sizes = tuple(view.placements[n].local_size for n in levels)
-    data = [conform_to_names(view, v, names).data for v in operands]
+    data = [laid_out_over(view, v, names).data for v in operands]
     flat = [lax.reshape(x, (math.prod(sizes), *x.shape[len(sizes) :])) for x in data]
     outs = lax.map(lambda xs: _jax.bind(primitive, xs, params), flat)
     shaped = [lax.reshape(x, (*sizes, *x.shape[1:])) for x in outs]

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.collectives import collectives_in
-from xmap_compat.core.mesh import devices_of, platform_of
+from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
@@ -146,11 +146,11 @@ def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
 
 def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
     """Place a call whose arguments have been bound to their specs."""
-    placements = _locate(declared, arguments)
+    placements = locate(declared, arguments)
     return _check(declared, arguments, placements, _trace(declared, arguments, placements))
 
 
-def _locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placement]:
+def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placement]:
     """Stage 2: where the axes of a call lie."""
     placements = _placements(declared, arguments, current_scope())
     checker = Checker(placements, declared.name)
@@ -233,30 +233,6 @@ def mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placemen
     return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, DeviceAxis)}
 
 
-def moved_to_mesh(declared: Declaration, args: tuple[Any, ...], error: Exception) -> tuple[Any, ...] | None:
-    """The arguments of a call at top level, with those on one device moved to the mesh in scope.
-
-    None if there are no such arguments, or if others are committed to other devices; the error then says so.
-    """
-    scope = current_scope()
-    devices = set(devices_of(scope.mesh))
-    if not devices or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
-        return None
-    arguments = bind_arguments(declared, args)
-    leaves = arguments.leaves
-    homes = [x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves]
-    on_one_device = [len(home) == 1 for home in homes]
-    elsewhere = [len(home) > 1 and home != devices for home in homes]
-    if any(elsewhere):
-        error.add_note(errors.committed_elsewhere_note())
-    if any(elsewhere) or not any(on_one_device):
-        return None
-    placements = _placements(declared, arguments, scope)
-    shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(s, placements)) for s in arguments.specs]
-    moved = [jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)]
-    return jax.tree.unflatten(arguments.tree, moved)
-
-
 def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     """Stage 1 of a call: give each argument its spec and infer the axis sizes; raise where they do not fit."""
     found, tree = jax.tree_util.tree_flatten_with_path(args)
@@ -315,13 +291,13 @@ def _bind_results(declared, program, sizes):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
     check_containers("out_axes", out_specs, tree, "result")
-    paths = result_paths(program)
+    paths = _result_paths(program)
     for spec, aval, path in zip(out_specs, program.out_types, paths):
         check_result(spec, aval.shape, path, sizes)
     return out_specs
 
 
-def result_paths(program):
+def _result_paths(program):
     tree = jax.tree.unflatten(program.out_tree, range(len(program.out_types)))
     return [argument_path(path, "result") for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
@@ -329,7 +305,7 @@ def result_paths(program):
 def _check_results(checker, program, out_specs, results, may_be_undeclared):
     """Raise if results do not fit their specs; return the axes that each varies over beyond its spec."""
     undeclared_axes = []
-    for spec, names, path in zip(out_specs, results, result_paths(program)):
+    for spec, names, path in zip(out_specs, results, _result_paths(program)):
         wanted = frozenset(spec.position_of())
         extra = [n for n in checker.placements if n in names - wanted and not isinstance(n, OwnElement)]
         if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):

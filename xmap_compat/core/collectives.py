@@ -46,7 +46,7 @@ class Row(NamedTuple):
     Attributes:
       called: the name of the public function.
       names: ``(operand names, axes of the collective) -> result names``: ``reduced`` or ``varied``.
-      reduces: whether it is a reduction, which may also be over positional dimensions, and over groups of any sizes.
+      reduces: whether it is a reduction, which may also be over positional dimensions.
       check: ``(params, elements of the axes together, the user's line)``: raises if parameters do not fit.
       joint: whether the primitive makes one result of all operands; others translate each operand by itself.
     """
@@ -85,7 +85,7 @@ def check_parameters(primitive: str, params: Params, size: int, where: str) -> N
     if row.check is not None:
         row.check(params, size, where)
     if has_groups(params):
-        check_groups(primitive, params, size, row.reduces, where)
+        check_groups(primitive, params, size, where)
 
 
 def has_groups(params: Params) -> bool:

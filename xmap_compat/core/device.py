@@ -24,9 +24,9 @@ _Casts = weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[A
 
 
 class Part(NamedTuple):
-    """One piece of a split axis: a mesh axis, or a local dimension.  The kind tells equal names apart."""
+    """One piece of a split axis: a mesh axis, or a local dimension, which may have one name."""
 
-    kind: str
+    is_local: bool
     name: Any
     size: int
 
@@ -44,7 +44,7 @@ class DeviceView:
       foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
         around the xmap.  Names do not show these.
       compiler: the mesh axes that are left to the compiler.
-      widens: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.widened`.
+      in_float32: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.in_float32`.
       mixed: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
       untyped: whether types do not tell what varies, as results differ between devices that must not in a type.
       casts: the results of :func:`cast_to` for a value and some names, with the trace.  Several uses share a cast: in a
@@ -57,7 +57,7 @@ class DeviceView:
     nested: bool = False
     foreign: bool = False
     compiler: frozenset[Any] = frozenset()
-    widens: bool = False
+    in_float32: bool = False
     mixed: bool = False
     untyped: bool = False
     casts: _Casts = dataclasses.field(default_factory=weakref.WeakKeyDictionary, repr=False, compare=False)
@@ -67,7 +67,7 @@ class DeviceView:
         """Whether values carry varying mesh axes in their type (we are inside our ``shard_map``)."""
         return bool(self.mesh_axes) and not (self.nested or self.untyped)
 
-    def place(self, name: AxisName) -> Placement:
+    def placement_of(self, name: AxisName) -> Placement:
         """The placement of an axis; an axis bound outside of this xmap acts as a mesh axis that it fills."""
         known = self.placements.get(name)
         if known is not None:
@@ -93,7 +93,7 @@ class DeviceView:
     def mesh_axes_of(self, names: Iterable[AxisName]) -> tuple[Any, ...]:
         """All mesh axes (and axes bound outside) of these names, in the order of the mesh."""
         names = list(names)
-        used = {m for n in names for m in self.place(n).mesh_axes}
+        used = {m for n in names for m in self.placement_of(n).mesh_axes}
         own = tuple(m for m in self.mesh_axes if m in used)
         outer = tuple(n for n in names if not self.is_own(n))
         return (*own, *outer)
@@ -107,22 +107,22 @@ class DeviceView:
 
     def total_size(self, names: Iterable[AxisName]) -> int:
         """The global number of elements along all the names together."""
-        return math.prod(self.place(n).size for n in names)
+        return math.prod(self.placement_of(n).size for n in names)
 
     def parts(self, names: Iterable[AxisName]) -> list[Part]:
         """The parts that axes are cut into, major first: the mesh axes of each axis, then its own local dimension."""
         cut: list[Part] = []
         for name in names:
-            cut.extend(Part("mesh", m, self.mesh_size(m)) for m in self.place(name).mesh_axes)
+            cut.extend(Part(False, m, self.mesh_size(m)) for m in self.placement_of(name).mesh_axes)
             if self.has_local_dim(name):
-                cut.append(Part("local", name, self.placements[name].local_size))
+                cut.append(Part(True, name, self.placements[name].local_size))
         return cut
 
     def parts_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Part], list[Part]]:
         """The same parts as two lists: mesh axes in the order of the mesh, and local dimensions."""
         names = list(names)
-        mesh = [Part("mesh", m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
-        return mesh, [Part("local", n, self.placements[n].local_size) for n in self.local_names(names)]
+        mesh = [Part(False, m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
+        return mesh, [Part(True, n, self.placements[n].local_size) for n in self.local_names(names)]
 
     def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
         """The canonical layout: local dimensions first, in the order of the xmap's axes."""
@@ -148,7 +148,7 @@ def _cast_typed(view, data, axes):
 
 def sent(view: DeviceView, collective: Callable[[Any], Any], data: Any) -> Any:
     """Apply a collective over devices, or a cast to varying (the transpose of the cast is a collective)."""
-    return _jax.widened(collective, data) if view.widens else collective(data)
+    return _jax.in_float32(collective, data) if view.in_float32 else collective(data)
 
 
 def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
@@ -237,7 +237,7 @@ def gather_over(view: DeviceView, value: NamedValue, names: AxisNames, to: str =
     if have != want:
         order = [*map(have.index, want), *range(len(have), len(have) + len(tail))]
         data = lax.transpose(_jax.reshaped(data, (*(part.size for part in have), *tail)), order)
-    full = [view.place(n).size for n in names]
+    full = [view.placement_of(n).size for n in names]
     if len(present) < len(names):
         data = _jax.reshaped(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
         data = jnp.broadcast_to(data, (*full, *tail))
@@ -252,7 +252,7 @@ def without_single(view: DeviceView, data: Any, dims: Dims, names: frozenset[Axi
     return NamedValue(lax.squeeze(data, single) if single else data, kept, names)
 
 
-def conform(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
+def laid_out(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast and transpose a value to a layout that has at least its names."""
     value = cast_to(view, value, names)
     missing = [n for n in dims if n is not None and n not in value.dims]
@@ -269,9 +269,9 @@ def as_operand(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) ->
     names = operand_names(value.names, axes, view.placements)
     if names == value.names:
         return value
-    return conform_to_names(view, dataclasses.replace(value, names=value.names & names), names)
+    return laid_out_over(view, dataclasses.replace(value, names=value.names & names), names)
 
 
-def conform_to_names(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
+def laid_out_over(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast a value to names, in the canonical layout."""
-    return conform(view, value, view.layout(names, value.dims.count(None)), names)
+    return laid_out(view, value, view.layout(names, value.dims.count(None)), names)

@@ -53,5 +53,5 @@ gather_p, take_p = _jax.define_dual_primitives(
 
 
 def bind(primitive: Any, data: Any, axes: tuple[Any, ...], sizes: tuple[int, ...]) -> Any:
-    """Bind one of the four primitives over device axes in the order given (major first)."""
+    """Bind one of the four primitives over mesh axes in the order given (major first)."""
     return primitive.bind(data, axes=tuple(axes), sizes=tuple(sizes)) if axes else data

@@ -575,13 +575,14 @@ def unbound_name(original: str, names: Mapping[Hashable, int], mesh_axes: Iterab
 def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
     return TypeError(
         f"The custom_jvp rule used at {where} returns a tangent that varies over {quoted(extra)} for an output that "
-        "does not. Reduce it over these axes in the rule (e.g. with lax.psum), or name them in out_axes of each result"
+        "does not. Reduce it over these axes in the rule (e.g. with lax.psum), or use the operand in the function"
     )
 
 
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
+    uses = f"uses the named axes {quoted(names)}" if names else "has an io_callback"
     return NotImplementedError(
-        f"xmap_compat does not know the operation `{primitive}`, which uses the named axes {quoted(names)} at {where}. "
+        f"xmap_compat does not know the operation `{primitive}`, which {uses} at {where}. "
         "Write it with collectives of jax.lax, or apply it outside of xmap"
     )
 
@@ -597,11 +598,10 @@ def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
     )
 
 
-def bad_groups(primitive: str, groups: Any, size: int, of_any_sizes: bool, where: str) -> ValueError:
-    sizes = "" if of_any_sizes else ", in groups of one size"
+def bad_groups(primitive: str, groups: Any, size: int, where: str) -> ValueError:
     return ValueError(
         f"axis_index_groups of `{primitive}` at {where} must cover all indices exactly once, 0 to {size - 1}, of one "
-        f"named axis{sizes}, but they are {groups}. Put the remaining indices into groups of their own"
+        f"named axis, in groups of one size, but they are {groups}. Put the remaining indices into such groups"
     )
 
 

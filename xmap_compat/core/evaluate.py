@@ -17,7 +17,7 @@ import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES
-from xmap_compat.core.device import DeviceView, as_operand, conform_to_names
+from xmap_compat.core.device import DeviceView, as_operand, laid_out_over
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.rules.ordinary import bind_ordinary
@@ -63,24 +63,24 @@ class Evaluator:
     Attributes:
       view: the placements, and whether values are typed.
       checker: the named-shape inference of the same xmap.
-      trace: ``trace(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
+      stage: ``stage(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
       structured: the rules of equations that hold programs, by the type of what they hold, or by their primitive.
       apart: axes along which not every element gets here, as they take another branch or have left the loop.
       iterating: the loop resources whose iterations run this.
-      rules: the axis names found in the custom rules of equations.
+      rule_names: the axis names in equations, with those in their custom rules.
       gathers: equations of the program whose results vary in their type.
     """
 
     view: DeviceView
     checker: Checker
-    trace: Tracer
+    stage: Tracer
     calls: RepeatedCalls
     structured: Mapping[Any, Rule]
     apart: Names = frozenset()
     iterating: frozenset[Hashable] = frozenset()
-    rules: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    rule_names: dict[Any, Any] = dataclasses.field(default_factory=dict)
     gathers: frozenset[Any] = frozenset()
 
     def evaluate(
@@ -116,7 +116,7 @@ class Evaluator:
             operands = [positional(v.val) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars]
             with _jax.equation_context(eqn):
                 outs = self.equation(eqn, operands)
-            env.update(zip(eqn.outvars, outs, strict=True))
+            env.update(zip(eqn.outvars, outs, strict=bool(eqn.outvars)))  # dce_sink has a batched result in jax 0.10
 
     def equation(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of one equation."""
@@ -140,15 +140,14 @@ class Evaluator:
 
     def nothing(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """Results that no element of an axis asks for, or that have none of its elements."""
-        names = self.checker.equation(eqn, [v.names for v in operands])
         zeros = [positional(jnp.zeros(v.aval.shape, v.aval.dtype)) for v in eqn.outvars]
-        return [conform_to_names(self.view, zero, own) for zero, own in zip(zeros, names)]
+        return self.laid_out(zeros, self.checker.equation(eqn, [v.names for v in operands]))
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, [v.names for v in operands])
 
-    def conformed(self, values: Sequence[Any], names: Sequence[Names]) -> list[NamedValue]:
-        return [conform_to_names(self.view, v, n) for v, n in zip(values, names, strict=True)]
+    def laid_out(self, values: Sequence[Any], names: Sequence[Names]) -> list[NamedValue]:
+        return [laid_out_over(self.view, v, n) for v, n in zip(values, names, strict=True)]
 
 
 def _as_array(value: NamedValue) -> NamedValue:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.call import PlacedCall, partition_spec
-from xmap_compat.core.device import DeviceView, conform, without_single
+from xmap_compat.core.device import DeviceView, laid_out, without_single
 from xmap_compat.core.evaluate import RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.mesh import platform_of
@@ -56,11 +56,9 @@ class Execution:
     def _evaluate(self, values, args):
         placed, view = self.placed, self.view
         body = placed.body if view.mesh_axes else dataclasses.replace(placed.body, device_axes={})
-        declared = [frozenset(spec.name_at().values()) for spec in placed.out_specs]
-        room = declared[0].intersection(*declared) if declared else frozenset()
         trace = lambda fun, types: trace_flat(fun, types, body)  # noqa: E731
         outer = as_placements(body.device_axes, nested=True) if view.nested else {}
-        checker = Checker(view.placements, placed.fun_name, outer, room, trace)
+        checker = Checker(view.placements, placed.fun_name, outer)
         jaxpr = placed.program.jaxpr
         ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
         wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
@@ -97,13 +95,13 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     assert mesh is not None
     compiler = placed.scope.compiler
     axes = tuple(a for a in mesh.axis_names if a not in compiler)
-    widens = bool(compiler) and (platform_of(mesh) or jax.default_backend()) == "cpu"
+    in_float32 = bool(compiler) and (platform_of(mesh) or jax.default_backend()) == "cpu"
     placements = placed.placements
     if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
         placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
     untyped = any(placed.undeclared) or bool(undeclared.own_elements_of(placements))
     view = DeviceView(
-        placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens, untyped=untyped
+        placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, in_float32=in_float32, untyped=untyped
     )
     if axes_of_vmap := _jax.axes_of_spmd_vmap():
         raise errors.spmd_vmap(axes_of_vmap)
@@ -152,6 +150,6 @@ def _leave(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool)
     wanted = tuple(named.get(k) for k in range(value.dims.count(None) + len(named)))
     squeezed = [k for k, n in enumerate(wanted) if n is not None and not view.has_local_dim(n)]
     dims = tuple(n for k, n in enumerate(wanted) if k not in squeezed)
-    value = conform(view, value, dims, frozenset(named.values()))
+    value = laid_out(view, value, dims, frozenset(named.values()))
     data = lax.expand_dims(value.data, squeezed) if squeezed else value.data
     return _jax.with_weak_type(data, weak_type)

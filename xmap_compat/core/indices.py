@@ -28,13 +28,13 @@ def index_of(view: DeviceView, names: AxisNames) -> NamedValue:
     first, *rest = names
     index = _single_index(view, first)
     for name in rest:
-        inner, size = _single_index(view, name), np.int32(view.place(name).size)
+        inner, size = _single_index(view, name), np.int32(view.placement_of(name).size)
         index = apply_positional(view, lambda major, minor, size=size: major * size + minor, index, inner)
     return index
 
 
 def _single_index(view, name):
-    place = view.place(name)
+    place = view.placement_of(name)
     index = device_index(view, place.mesh_axes)
     if not view.is_own(name):
         return positional(index)

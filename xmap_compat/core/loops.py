@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -51,7 +52,9 @@ def evaluate_in_loops(
     jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
     inputs = [v.names for v in args]
     names, ev = ev.checker.variables(jaxpr, inputs), ev.gathering(jaxpr, inputs, results)
-    env = {v: _cut(ev.view, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)}
+    env = {
+        v: _chunked(ev.view, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)
+    }
     wanted = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
     nest = _Nest(ev, loops, _loops_of_variables(ev.view, jaxpr, names))
     env = nest.run(_needed(jaxpr, wanted), frozenset(wanted), env, tuple(loops))
@@ -137,12 +140,12 @@ class _Nest:
         scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in read}
         variables = list(scanned)
 
-        def turn(carry, slices):
+        def iteration(carry, slices):
             current = {v: _Chunked(x, scanned[v].loops[1:]) for v, x in zip(variables, slices)}
             done = self.run(eqns, frozenset(outputs), {**env, **current}, inner)
             return carry, [done[v] for v in outputs]
 
-        _, stacked = lax.scan(turn, (), [scanned[v].value for v in variables], length=self.lengths[loop])
+        _, stacked = lax.scan(iteration, (), [scanned[v].value for v in variables], length=self.lengths[loop])
         return {**env, **{v: _Chunked(c.value, (loop, *c.loops)) for v, c in zip(outputs, stacked)}}
 
 
@@ -158,30 +161,27 @@ def _first_of_equal(view, chunked):
     return dataclasses.replace(value, data=value.data[index]), tuple(loop for loop in loops if loop in own)
 
 
-def _cut(view: DeviceView, value: NamedValue, loops) -> _Chunked:
+def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chunked:
     """Cut the looped dimensions into (loops..., chunk) and move the loops to the front."""
-    shape, labels = [], []
+    shape: list[int] = []
+    looped: dict[Loop, int] = {}
+    kept: dict[int, AxisName | None] = {}
     for size, name in zip(jnp.shape(value.data), value.dims):
         place = view.placements[name] if name is not None else None
-        if place is None or not place.loops:
+        if place is not None and place.loops:
+            looped.update(zip(place.loops, itertools.count(len(shape))))
+            shape.extend(place.loop_sizes)
+            size = place.local_size
+        if place is None or not place.loops or size != 1:
+            kept[len(shape)] = name
             shape.append(size)
-            labels.append(("keep", name))
-            continue
-        shape.extend(place.loop_sizes)
-        labels.extend(("loop", loop) for loop in place.loops)
-        if place.local_size != 1:
-            shape.append(place.local_size)
-            labels.append(("keep", name))
-    data = _jax.reshaped(value.data, shape)
-    mine = [loop for loop in loops if ("loop", loop) in labels]
-    front = [labels.index(("loop", loop)) for loop in mine]
-    rest = [k for k, (kind, _) in enumerate(labels) if kind == "keep"]
-    dims = tuple(labels[k][1] for k in rest)
-    return _Chunked(NamedValue(lax.transpose(data, (*front, *rest)), dims, value.names), tuple(mine))
+    mine = [loop for loop in loops if loop in looped]
+    data = lax.transpose(_jax.reshaped(value.data, shape), (*(looped[loop] for loop in mine), *kept))
+    return _Chunked(NamedValue(data, tuple(kept.values()), value.names), tuple(mine))
 
 
 def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> NamedValue:
-    """Undo ``_cut`` on a result: each axis gets its loops back, and a whole device's part as one dimension."""
+    """Undo ``_chunked`` on a result: each axis gets its loops back, and a whole device's part as one dimension."""
     lead = len(loops)
     order: list[int] = []
     shape: list[int] = []

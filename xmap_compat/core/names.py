@@ -18,12 +18,10 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.bodies import bodies_of, carry_of
 from xmap_compat.core.collectives import COLLECTIVES, check_parameters, collectives_in, names_used, result_names
-from xmap_compat.core.derivatives import derivative
 from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.undeclared import alone, operand_names
-from xmap_compat.core.values import is_smooth
 
 NONE: Names = frozenset()
 
@@ -37,16 +35,12 @@ class Checker:
       fun: the name of the function, for messages.
       device_axes: mesh axes that belong to the outermost xmap around this one; known only where a program is
         checked, not where it is evaluated.
-      room: axes that every result has anyway; values may vary over them where their tangents do.
-      trace: the same as the evaluator's; needed where there is room.
       met: filled with each ``OwnElement`` that a collective, or a predicate around one, was found to depend on.
     """
 
     placements: Mapping[AxisName, Placement]
     fun: str
     device_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
-    room: Names = NONE
-    trace: Any = None
     met: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
     _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
     _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
@@ -61,8 +55,7 @@ class Checker:
         key = (jaxpr, tuple(inputs))
         if key not in self._known:
             names = self.variables(jaxpr, inputs)
-            outs = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
-            self._known[key] = outs
+            self._known[key] = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
         return list(self._known[key])
 
     def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
@@ -126,10 +119,11 @@ class Checker:
             self._around.pop()
 
     def _ordinary(self, eqn, inputs):
-        """An operation in no table, which must name no axes of this xmap."""
+        """An operation in no table, which must name no axes of this xmap, nor call Python from within."""
         if eqn.primitive.name == "io_callback":
             self.met.update(alone(_union(inputs), self.placements))  # each device calls with its own
-        if used := names_used(eqn) & self.own:
+        calls = any(inner.primitive.name == "io_callback" for inner, _ in _jax.walk(eqn.params))
+        if (used := names_used(eqn) & self.own) or (calls and not eqn.effects):  # with effects, it is evaluated
             raise errors.unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
         return [_union(inputs)] * len(eqn.outvars)
 
@@ -165,8 +159,7 @@ class Checker:
         for names, operand, skipped in zip(inputs, mentions.operands, mentions.skipped):
             for axis, by in skipped:
                 if axis in names:
-                    where = self.where(eqn)
-                    raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand, where)
+                    raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand, self.where(eqn))
 
 
 def read_names(names: Mapping[Any, Names], atom: Any) -> Names:
@@ -212,20 +205,6 @@ def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
         operands[carry] = grown
 
 
-def _custom_jvp(checker: Checker, call: _jax.CustomJvp, inputs: Sequence[Names], eqn: Any) -> list[Names]:
-    """Where there is room, results vary as their tangents do: a rule may use an operand that the function ignores."""
-    names = checker.results(call.body, inputs)
-    room = checker.room & _union(inputs)
-    if all(room <= n for n in names):
-        return names
-    try:
-        outs = dataclasses.replace(checker, room=NONE).results(derivative(checker.trace, eqn), inputs)
-    except Exception:  # There is no derivative, or these axes must not meet in it.
-        return names
-    tangents = iter(outs[len(outs) // 2 :])
-    return [n | (next(tangents) & room) if is_smooth(t) else n for n, t in zip(names, call.body.out_avals)]
-
-
 def _mixed(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> list[Names]:
     """The same names for all results: a solution, or a root, depends on all that its equation depends on."""
     union = _union(inputs)
@@ -237,9 +216,8 @@ def _mixed(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> li
 # For the others (custom_vmap, shard_map, linear maps of roots), results vary over the operands' names.
 _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names], Any], list[Names]]] = {
     **dict.fromkeys(
-        (_jax.Call, _jax.Checkpoint, _jax.CustomVjp, _jax.Scan, _jax.While, _jax.Cond),
+        (_jax.Call, _jax.Checkpoint, _jax.CustomJvp, _jax.CustomVjp, _jax.Scan, _jax.While, _jax.Cond),
         lambda checker, held, inputs, _: flow_through(checker, held, inputs).results,
     ),
-    _jax.CustomJvp: _custom_jvp,
     **dict.fromkeys((_jax.LinearSolve, _jax.HijaxOperation), _mixed),
 }

@@ -106,8 +106,8 @@ TAKE_NAMES = {
 }
 
 # The functions of xmap_compat.numpy with the same names as those of jax.numpy, which take no axis names.
-_NAMED = "all any argmax argmin argsort average count_nonzero cumprod cumsum flip median nanmax nanmean nanmin nansum"
-NAMED_FUNCTIONS = frozenset(f"{_NAMED} norm prod ptp quantile roll sort take".split())
+_NAMED = "all any argmax argmin argsort average cumprod cumsum flip median nanmax nanmin norm prod quantile roll sort"
+NAMED_FUNCTIONS = frozenset([*_NAMED.split(), "take"])
 
 _MATMUL = ("operator_matmul", "operator_rmatmul")
 _PRODUCTS = {"dot", "dot_general", "einsum", "inner", "matmul", "matvec", "tensordot", "vdot", "vecdot", *_MATMUL}

@@ -40,13 +40,12 @@ def _is_position(axis):
     return isinstance(axis, int)
 
 
-def check_groups(primitive: str, params: Params, size: int, of_any_sizes: bool, where: str) -> None:
-    """Raise unless groups cover one axis of ``size`` elements, and have equal sizes where that is required."""
+def check_groups(primitive: str, params: Params, size: int, where: str) -> None:
+    """Raise unless groups of one size cover one axis of ``size`` elements."""
     groups = params["axis_index_groups"]
     covered = sorted(itertools.chain.from_iterable(groups)) == list(range(size))
-    equal = len({*map(len, groups)}) == 1
-    if not covered or len(axis_names(params)) != 1 or not (equal or of_any_sizes):
-        raise errors.bad_groups(primitive, groups, size, of_any_sizes, where)
+    if not covered or len(axis_names(params)) != 1 or len({*map(len, groups)}) != 1:
+        raise errors.bad_groups(primitive, groups, size, where)
 
 
 def check_source(params: Params, size: int, where: str) -> None:

@@ -146,13 +146,13 @@ class _Uses:
         carry, before = range(len(operands))[carry_of(held)], self.cast_to(decides)
         inside: list[list[Use]] = [[] for _ in operands]
         for body in bodies_of(held):
-            turns = body.repeats or 1
-            after = [_times(use, 1 / turns) for use in after]
+            iterations = body.repeats or 1
+            after = [_times(use, 1 / iterations) for use in after]
             cast = len(results) if isinstance(held, _jax.Cond) else len(carry)
             leaving = [*map(self.cast_to, results[:cast]), *after[cast:]]
             entering = self.of_inputs(body.jaxpr, [names[k] for k in body.operands], leaving)
             for k, use in zip(body.operands, entering):
-                inside[k].append(_times(use, turns if body.repeats else 0))
+                inside[k].append(_times(use, iterations if body.repeats else 0))
         return [
             self.cast_to(names[k]) if k in carry else {**self._together(v, inside[k]), **before} if inside[k] else {}
             for k, v in enumerate(operands)
@@ -176,5 +176,5 @@ def _of_ordinary(operands: Sequence[_Value], after: Sequence[Use], together: Use
     return [{**together, **{axis: sum(use[axis] or 0 for use in after) for axis in ahead}}] * len(operands)
 
 
-def _times(use: Use, turns: float) -> Use:
-    return {axis: elements and elements * turns for axis, elements in use.items()}
+def _times(use: Use, iterations: float) -> Use:
+    return {axis: elements and elements * iterations for axis, elements in use.items()}

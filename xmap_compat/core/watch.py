@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from xmap_compat.core.call import PlacedCall
+from xmap_compat.core.call import Declaration, PlacedCall
 from xmap_compat.core.evaluate import Evaluator
 
 
@@ -53,3 +53,19 @@ def watching(watcher: Watcher, jitted: bool) -> Iterator[None]:
             yield
     finally:
         _watcher.reset(token)
+
+
+Observer = Callable[[Declaration, PlacedCall, tuple[Any, ...]], None]
+_observers: dict[object, Observer] = {}
+
+
+def observe(observer: Observer) -> Callable[[], object]:
+    """Have a function called whenever an xmapped call is traced, in any thread; returns a function that ends this."""
+    key = object()
+    _observers[key] = observer
+    return lambda: _observers.pop(key, None)
+
+
+def tell(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
+    for observer in list(_observers.values()):  # at once, as other threads may end theirs
+        observer(declared, placed, args)

@@ -85,7 +85,7 @@ class Report:
 
     def begin(self) -> None:
         """Watch from now on, in all threads, until the process ends."""
-        importlib.import_module("xmap_compat.api").observe(self.call)
+        importlib.import_module("xmap_compat.core.watch").observe(self.call)
         if self.mesh:
             axes = importlib.import_module("jax").sharding.AbstractMesh((*self.mesh.values(),), (*self.mesh,))
             importlib.import_module("xmap_compat._jax").enter_mesh(axes)

@@ -98,10 +98,18 @@ def _grid(
 
 
 def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
-    """The arrays to draw, with their names; equal layers are drawn once, and if there are many, all equal ones."""
+    """The arrays to draw, with their names: those that lie alike are drawn once, with all names if these are short."""
     layout = lambda a: dataclasses.replace(a, root="", keys=())  # noqa: E731
     groups = by_key(arrays, lambda a: (layout(a), "" if len(arrays) > MANY else without_index(a.path)))
-    return [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
+    named = [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
+    found: list[tuple[str, Array]] = []
+    for same in by_key(named, lambda pair: layout(pair[1])).values():
+        names = ", ".join(name for name, _ in same)
+        found += [(names, same[0][1])] if len(names) <= MOST_LETTERS else same
+    return found
+
+
+MOST_LETTERS = 30  # of the names above a drawing
 
 
 MOST_DEVICES = 256

@@ -38,7 +38,7 @@ _CALLED = re.compile(
     r"(?:condition|body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
     r"|(?:branch|called)_computations=\{([^}]*)\}"
 )
-_TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_ITERATIONS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -73,32 +73,32 @@ class CompiledCollective:
 def collectives(text: str) -> list[CompiledCollective]:
     """Every collective in the text of an HLO module (a pair of start and done counts as one)."""
     devices = math.prod(int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.split("\n", 1)[0]))
-    turns = _turns(text)
+    iterations = _iterations(text)
     within = [(found.start(), found.end(), found["name"]) for found in COMPUTATION.finditer(text)]
-    return [_collective(match, devices, turns, within) for match in _INSTRUCTION.finditer(text)]
+    return [_collective(match, devices, iterations, within) for match in _INSTRUCTION.finditer(text)]
 
 
-def _turns(text: str) -> dict[str, int | None]:
+def _iterations(text: str) -> dict[str, int | None]:
     """How often each computation of a module runs."""
     bodies = {found["name"]: found["body"] for found in COMPUTATION.finditer(text)}
     entry = next((found["name"] for found in COMPUTATION.finditer(text) if found["entry"]), None)
-    turns: dict[str, int | None] = {}
+    iterations: dict[str, int | None] = {}
 
     def visit(name: str, times: int | None) -> None:
-        before = turns.get(name, 0)
-        turns[name] = None if times is None or before is None else before + times
+        before = iterations.get(name, 0)
+        iterations[name] = None if times is None or before is None else before + times
         for callee, inner in _calls(bodies.get(name, "")):
             visit(callee, None if times is None or inner is None else times * inner)
 
     if entry is not None:
         visit(entry, 1)
-    return turns
+    return iterations
 
 
 def _calls(body: str) -> Iterator[tuple[str, int | None]]:
     """The computations that a computation calls, each with its trip count."""
     for line in body.splitlines():
-        known = _TURNS.search(line)
+        known = _ITERATIONS.search(line)
         inner = (int(known[1]) if known else None) if " while(" in line else 1
         for one, several in _CALLED.findall(line):
             for name in filter(None, re.split(r"[,\s]+", several.replace("%", "")) if several else [one]):
@@ -106,7 +106,7 @@ def _calls(body: str) -> Iterator[tuple[str, int | None]]:
 
 
 def _collective(
-    match: re.Match[str], devices: int, turns: dict[str, int | None], within: list[Any]
+    match: re.Match[str], devices: int, iterations: dict[str, int | None], within: list[Any]
 ) -> CompiledCollective:
     kind, rest = match["kind"], match["rest"]
     if kind == "collective-permute":
@@ -119,7 +119,7 @@ def _collective(
         results = _ELEMENT.findall(_LAYOUT.sub("", results)[1:-1])[1]
     nbytes = sum(_nbytes(*array) for array in ARRAY.findall(results))
     home = next((name for start, end, name in within if start <= match.start() < end), "")
-    return CompiledCollective(kind, groups, nbytes, turns.get(home, 1))
+    return CompiledCollective(kind, groups, nbytes, iterations.get(home, 1))
 
 
 def _attribute(rest: str, name: str) -> str:

@@ -274,9 +274,9 @@ def _draw_transfers(canvas: _Canvas, transfers: Sequence[Transfer], arrays: Sequ
 def _described(t: Transfer, times: int | None, sent: int) -> str:
     """``all-reduce of batch over x: 1.5 KiB, 3 times (step.py:12)``"""
     names = f" of {listed(t.axes)}" if t.axes else ""
-    turns = ", each turn" if times is None else f", {times} times" if times > 1 else ""
+    often = ", each iteration" if times is None else f", {times} times" if times > 1 else ""
     where = f" ({t.where})" if t.where else ""
-    return f"{t.kind}{names} over {listed(t.mesh_axes)}: {show_bytes(sent)}{turns}{where}"
+    return f"{t.kind}{names} over {listed(t.mesh_axes)}: {show_bytes(sent)}{often}{where}"
 
 
 @svg.register

@@ -89,7 +89,7 @@ def _sent(collectives: Sequence[Collective]) -> str:
     transfers = [t for c in collectives for t in c.transfers]
     total = show_bytes(sum(t.counted for t in transfers))
     if any(t.times is None for t in transfers):
-        return f"{total} a turn"
+        return f"{total} an iteration"
     return total if transfers else "-"
 
 
@@ -104,7 +104,7 @@ def _transfer_rows(transfers: Sequence[Transfer]) -> Rows:
     rows: Rows = [("transfer", "over", "of", "where", "bytes sent", "times", "for")]
     for t, times, sent in alike_transfers(transfers):
         purpose = "derivative" if t.derivative else "function"
-        often = "each turn" if times is None else str(times)
+        often = "each iteration" if times is None else str(times)
         rows.append((t.kind, listed(t.mesh_axes), listed(t.axes), str(t.where or ""), show_bytes(sent), often, purpose))
     return rows
 
@@ -127,7 +127,7 @@ def _total(plan: CallPlan | StepPlan) -> str:
     if not plan.transfers:
         return "nothing moves between devices"
     known = sum(t.total or 0 for t in plan.transfers)
-    more = "" if all(t.times is not None for t in plan.transfers) else ", and more in each turn of a while loop"
+    more = "" if all(t.times is not None for t in plan.transfers) else ", and more in each iteration of a while loop"
     each = f": {_sent_over(plan.sent_over)}" if len(plan.sent_over) > 1 and known else ""
     return f"in all, each device sends {show_bytes(known)}{each}{more}"
 

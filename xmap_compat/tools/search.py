@@ -24,6 +24,7 @@ from xmap_compat.tools import errors, steps
 from xmap_compat.tools.shown import Shown, axes_name
 from xmap_compat.tools.text import listed, show_bytes
 from xmap_compat.tools.transfers import sent_over
+from xmap_compat.xmapped import declaration_of
 
 LIMIT = 1000  # assignments that are planned at most
 ROUNDS = 11  # calls of each step that is measured
@@ -120,7 +121,7 @@ def search(
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
       fixed: resources of axes that the search leaves fixed: ``{'batch': 'x', 'classes': ()}``.
       memory: bytes of each device, beside the bytes held, or XLA's peak if ``compiled``.  What is above is not run.
-      measure: how many to run by turns, the first that can be used.  Each process measures its own times.
+      measure: how many to run, interleaved, the first that can be used.  Each process measures its own times.
       compiled: whether to compile every assignment, for XLA's FLOPs and peak memory.
 
     Raises:
@@ -162,7 +163,7 @@ class _Task:
 
     def __init__(self, f_or_make, args, mesh, fixed, memory, compiled):
         self.args, self.mesh, self.fixed, self.memory, self.compiled = args, mesh, fixed, memory, compiled
-        declared = api.declaration_of(f_or_make)
+        declared = declaration_of(f_or_make)
         self.make = f_or_make if declared is None else functools.partial(api.with_resources, declared)
         try:
             inspect.signature(self.make).bind({})
@@ -239,7 +240,7 @@ class _Task:
         return dataclasses.replace(found, devices=devices, bytes_held=held, bytes_sent=sent)
 
     def measured(self, found: Sequence[Candidate], count: int) -> list[Candidate]:
-        """The candidates, ``count`` of them with medians: steps take turns, so that a busy machine slows all."""
+        """The candidates, ``count`` of them with medians: interleaved, so that a busy machine slows all."""
         compiled, done = dict[int, Any](), list(found)
         for k in [k for k, c in enumerate(found) if c.refused is None][:count]:
             try:
@@ -248,9 +249,9 @@ class _Task:
                 compiled[k] = step
             except Exception as error:  # too little memory, or an argument that is elsewhere
                 done[k] = dataclasses.replace(found[k], refused=str(error) or repr(error))
-        turns = [{k: _seconds(s, self.args) for k, s in compiled.items()} for _ in _progress(range(ROUNDS), "measure")]
+        rounds = [{k: _seconds(s, self.args) for k, s in compiled.items()} for _ in _progress(range(ROUNDS), "measure")]
         for k in compiled:
-            low, middle, high = statistics.quantiles([turn[k] for turn in turns], n=4)
+            low, middle, high = statistics.quantiles([each[k] for each in rounds], n=4)
             done[k] = dataclasses.replace(found[k], seconds=middle, noise=(high - low) / 2)
         return done
 

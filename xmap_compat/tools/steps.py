@@ -22,7 +22,7 @@ from xmap_compat.core.mesh import check_mesh, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
-from xmap_compat.core.watch import Watcher, watching
+from xmap_compat.core.watch import Watcher, observe, watching
 from xmap_compat.errors import no_devices
 from xmap_compat.tools import errors, hlo
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
@@ -219,7 +219,7 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     def around(placed):
         return jax.named_scope(marks.of_call(placed.placements))
 
-    end = api.observe(notice)
+    end = observe(notice)
     try:
         with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks), around), jitted=True):
             # A new function with the name of the step, because JAX's cache may have a trace of the step without marks.

@@ -31,7 +31,7 @@ def by_key(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 slab``, ``2 slabs``."""
+    """``1 element``, ``2 elements``."""
     return f"{count} {noun}{'s' if count != 1 else ''}"
 
 

@@ -35,7 +35,7 @@ class Transfer:
       mesh_axes: the mesh axes that it goes over.
       devices: how many devices take part in each group.
       operand: its type on each device.
-      slabs: for a ppermute, how many elements of the named axis each sender sends; else None.
+      elements: for a ppermute, how many elements of the named axis each sender sends; else None.
       bytes_sent: the fewest bytes that each device sends each time, which ring algorithms reach.
       times: how often a call runs it; None in a while loop, whose trip count is unknown.
       conditional: whether it is in a branch of a cond.
@@ -48,7 +48,7 @@ class Transfer:
     mesh_axes: tuple[Any, ...]
     devices: int
     operand: str
-    slabs: int | None
+    elements: int | None
     bytes_sent: int
     times: int | None
     conditional: bool
@@ -252,12 +252,12 @@ def _collective(marked: MarkedEquation, done: Sequence[Transfer | str]) -> Colle
 
 def _phrase(transfer: Transfer, every: Sequence[Transfer]) -> str:
     """A transfer in words, with the number of transfers that differ from it only in the values that they carry."""
-    kind_of = lambda t: (t.kind, t.mesh_axes, t.slabs, t.conditional)  # noqa: E731
+    kind_of = lambda t: (t.kind, t.mesh_axes, t.elements, t.conditional)  # noqa: E731
     total = sum_of_known(t.times for t in every if kind_of(t) == kind_of(transfer))
     over = f"over {listed(transfer.mesh_axes)}"
-    kind = f"ppermute of {plural(transfer.slabs, 'slab')}" if transfer.slabs is not None else transfer.kind
-    turns = {1: "", None: " (each turn)"}.get(total, f" ({total} times)")
-    return f"{kind} {over}{turns}" + (" (in a branch)" if transfer.conditional else "")
+    kind = f"ppermute of {plural(transfer.elements, 'element')}" if transfer.elements is not None else transfer.kind
+    iterations = {1: "", None: " (each iteration)"}.get(total, f" ({total} times)")
+    return f"{kind} {over}{iterations}" + (" (in a branch)" if transfer.conditional else "")
 
 
 # ------------------------------------------------- what a device does, read from the staged program
@@ -309,9 +309,9 @@ def _done(tree: Tree, times: int | None = 1, conditional: bool = False) -> Itera
             what = _local(operation, is_index) if mark is not None else None
         if what is not None:
             yield operation, what
-        turns = None if times is None or operation.turns is None else times * operation.turns
+        iterations = None if times is None or operation.iterations is None else times * operation.iterations
         for branch in operation.branches:
-            yield from _done(branch, turns, conditional or isinstance(operation.found, _jax.Cond))
+            yield from _done(branch, iterations, conditional or isinstance(operation.found, _jax.Cond))
 
 
 def _local(operation: Operation, is_index: bool) -> str | None:
@@ -335,14 +335,14 @@ def _transfer(
     avals = [v.aval for v in operation.operands]
     size = sum(map(bytes_of, avals))
     operand = ", ".join(short_type(a.dtype, a.shape) for a in avals)
-    slabs = avals[0].shape[0] if kind == "ppermute" and avals[0].shape else None
+    elements = avals[0].shape[0] if kind == "ppermute" and avals[0].shape else None
     sent = bytes_sent(kind, size, devices)
     # Forward mode stages the same operation twice, for the value and then for its tangent.
     key = operation.body, mark, operation.name, str(operation.eqn.params), operand
     derivative = "transpose(" in operation.stack or ("jvp(" in operation.stack and key in tangents)
     tangents.add(key)
     where = position_of(operation.eqn)
-    return Transfer(kind, axes, devices, operand, slabs, sent, times, conditional, derivative, (), where)
+    return Transfer(kind, axes, devices, operand, elements, sent, times, conditional, derivative, (), where)
 
 
 def crossing(operation: Operation) -> tuple[tuple[Any, ...], int]:
@@ -379,7 +379,7 @@ def alike_transfers(transfers: Sequence[Transfer]) -> list[tuple[Transfer, int |
       them; a while loop counts as one iteration.
     """
     found = by_key(
-        transfers, lambda t: dataclasses.replace(t, bytes_sent=0, operand="", slabs=None, times=t.times and 1)
+        transfers, lambda t: dataclasses.replace(t, bytes_sent=0, operand="", elements=None, times=t.times and 1)
     )
     return [(own[0], sum_of_known(t.times for t in own), sum(t.counted for t in own)) for own in found.values()]
 

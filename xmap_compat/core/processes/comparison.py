@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import importlib
 import math
 import os
@@ -17,8 +16,8 @@ from xmap_compat import _jax
 from xmap_compat.core.call import Declaration, PlacedCall
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import devices_of
+from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
-from xmap_compat.core.processes.errors import nothing_to_compare_by_text
 
 if TYPE_CHECKING:
     from xmap_compat.core.processes.fingerprint import Fingerprint
@@ -33,9 +32,8 @@ def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
     """Set how long processes wait for each other when they compare their calls, or turn the comparison off.
 
     When an xmapped function is about to run for the first time on a mesh of several processes, these compare
-    the function's name and program, its specs, sizes and ``axis_resources``, the mesh with the order of its
-    devices, and the versions of jax and xmap_compat.  If they differ, or a process does not arrive, every process
-    raises an error, instead of wrong numbers or a hang. Compiled calls are not compared again.
+    the call, its program, the mesh and the versions of jax and xmap_compat.  If they differ, or a process does not
+    arrive, every process raises an error, instead of wrong numbers or a hang. Compiled calls are not compared again.
 
     Args:
       timeout: seconds to wait for other processes; None turns the comparison off. By default it is the environment
@@ -84,16 +82,14 @@ class ComparedCalls:
     """
 
     def __init__(self):
-        self._not_called: dict[Hashable, Fingerprint] = {}
+        self._made: dict[Hashable, Fingerprint] = {}
         self._agreed: set[Hashable] = set()
 
     @contextlib.contextmanager
     def calling(self, args: tuple[Any, ...]) -> Iterator[None]:
         """The context around a call that jit has not compiled before, or whose first call was an error."""
-        key = _key(args) if self._not_called else None
-        if key in self._not_called:
-            self._compare(self._not_called[key], args)
-            del self._not_called[key]
+        if self._made and (made := self._made.get(_key(args))):
+            self._compare(made, args)
         token = _called.set((self, args))
         try:
             yield
@@ -107,21 +103,18 @@ class ComparedCalls:
             return
         # What follows is not loaded on one process.
         made = importlib.import_module("xmap_compat.core.processes.fingerprint").fingerprint(declared, placed, args)
+        self._made[_key(args)] = made
         caller, own_args = _called.get()
         if caller is self:
             self._compare(made, own_args)
-        else:
-            self._not_called[_key(args)] = made
 
     def _compare(self, made: Fingerprint, args: tuple[Any, ...]) -> None:
         """Compare with the other processes of the mesh, if the call needs them."""
         timeout, store = _timeout(), _jax.process_store()
-        if timeout is None or not (made.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))):
+        if timeout is None or store is None:
             return
-        if store is None:
-            return _warn_once_that_nothing_is_compared()
         key = store.client, made.processes, made.digest
-        if key not in self._agreed:
+        if key not in self._agreed and (made.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))):
             importlib.import_module("xmap_compat.core.processes.exchange").compare(store, made, timeout)
             self._agreed.add(key)
 
@@ -129,17 +122,11 @@ class ComparedCalls:
 def _key(args: tuple[Any, ...]) -> Hashable:
     """A key of a call's arguments, traced or not, and of the scope; None if some are not arrays."""
     leaves, tree = jax.tree.flatten(args)
-    try:
-        types = [jax.typeof(leaf) for leaf in leaves]
-    except TypeError:
+    if not all(map(is_array, leaves)):
         return None
+    types = map(jax.typeof, leaves)
     return tuple((t.shape, t.dtype, t.weak_type) for t in types), tree, current_scope()
 
 
 def _is_shared(x):
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and not x.is_fully_addressable
-
-
-@functools.cache
-def _warn_once_that_nothing_is_compared():
-    _jax.warn_user(nothing_to_compare_by_text())

@@ -27,11 +27,3 @@ def processes_missing(missing: Sequence[int], me: int, seconds: float, waiting_a
         f"{late} {_SAME_CALLS} If a process only needs more time, allow it in every process: "
         "xmap_compat.compare_processes(timeout=600), or None for no comparison."
     )
-
-
-def nothing_to_compare_by_text() -> str:
-    return (
-        "The mesh has devices of several processes, but xmap_compat finds no client of jax.distributed in this "
-        "process, so the calls of the processes are not compared. Call jax.distributed.initialize() first. "
-        "xmap_compat.compare_processes(None) turns off the comparison and this warning"
-    )

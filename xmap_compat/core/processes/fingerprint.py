@@ -1,18 +1,17 @@
-"""A fingerprint of a call: text that is the same in every process that makes it, and a digest of this text.
+"""A fingerprint of a call: lines of text that are the same in every process that makes the call, and their digest.
 
 Identities, addresses, hash seeds and paths of files differ between processes of one program, and are left out.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -33,25 +32,21 @@ _ADDRESS = re.compile(r" at 0x\w+|\b0x[0-9a-fA-F]{6,}")
 _SET = re.compile(r"\{([^{}:;]*)\}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Fingerprint:
+class Fingerprint(NamedTuple):
     """The fingerprint of one call.
 
     Attributes:
-      parts: texts, by the part of the call that they describe.
-      program: the lines of the named program, after those of the programs that it calls.
+      lines: what a line describes, and its text: first parts of the call, then lines of the named program and of the
+        programs that it calls.
+      digest: of the lines.
       processes: the processes that have devices on the mesh, in order.
       uses_mesh: whether an axis is split over the mesh.
     """
 
-    parts: Mapping[str, str]
-    program: tuple[str, ...]
+    lines: tuple[tuple[str, str], ...]
+    digest: str
     processes: tuple[int, ...]
     uses_mesh: bool
-
-    @functools.cached_property
-    def digest(self) -> str:
-        return _digest(json.dumps([dict(self.parts), self.program]).encode())
 
 
 def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Fingerprint:
@@ -60,25 +55,24 @@ def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]
     assert isinstance(mesh, jax.sharding.Mesh)
     devices = list(mesh.devices.flat)
     ids, processes = ([getattr(d, name) for d in devices] for name in ("id", "process_index"))
+    resources = ((n, r[0] if len(r) == 1 else r) for n, r in declared.resources.items())
     parts = {
         "function": declared.name,
-        "axis_resources": _mapping(
-            sorted(((n, r[0] if len(r) == 1 else r) for n, r in declared.resources.items()), key=repr)
-        ),
+        "axis_resources": _mapping(sorted(resources, key=repr)),
         "in_axes": ", ".join(_mapping(spec.names) for spec in placed.in_specs),
         "out_axes": ", ".join(_mapping(spec.names) for spec in placed.out_specs),
         "axis sizes": _mapping(placed.body.sizes.items()),
         "arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),
         "axes of the compiler": ", ".join(sorted(map(repr, placed.scope.compiler))) or "none",
-        "axes of results beyond their specs": _mapping((k, n) for k, n in enumerate(placed.undeclared) if n),
         "serial loops": _mapping(placed.scope.loops),
         "mesh": f"{_mapping(mesh.shape.items())} of {devices[0].platform} devices {ids} of processes {processes}",
         "versions": f"jax {_jax.RELEASE}, xmap_compat {_version.__version__}",
         "settings": _mapping((name, getattr(jax.config, name)) for name in SETTINGS),
     }
     texts = _texts(functools.partial(trace_flat, body=placed.body), placed.program.jaxpr, placed.program.consts)
-    lines = tuple(line.strip() for text in dict.fromkeys(texts) for line in text.splitlines())
-    return Fingerprint(parts, lines, tuple(sorted({*processes})), placed.uses_mesh)
+    program = (("program:", line.strip()) for text in dict.fromkeys(texts) for line in text.splitlines())
+    lines = (*parts.items(), *program)
+    return Fingerprint(lines, _digest(json.dumps(lines).encode()), tuple(sorted({*processes})), placed.uses_mesh)
 
 
 def _mapping(items):
@@ -92,46 +86,30 @@ def _steady(text: str) -> str:
 
 
 def _texts(trace: Callable[..., Any], jaxpr: Any, consts: Sequence[Any], order: int = 0) -> Iterator[str]:
-    """The texts of a program, of the constants in it, and of what its custom rules make, which are in no equation."""
+    """The texts of a program, of the constants in it, and of the derivatives that its custom rules make."""
     equations = [eqn for eqn, _ in _jax.walk(jaxpr, once=True)]
     inner = [_jax.open_jaxpr(held)[1] for eqn in equations for held in _jax.subjaxprs(eqn.params)]
     literals = [a.val for eqn in equations for a in eqn.invars if isinstance(a, _jax.Literal) and np.ndim(a.val)]
     yield _steady(str(jaxpr))
     yield f"with constants {' '.join(map(_constant, itertools.chain(consts, *inner, literals)))}"
-    for eqn in equations:
-        make = _RULES.get(type(_jax.read(eqn)))
-        if make is not None and order < ORDERS:
+    for eqn in equations if order < ORDERS else ():
+        if isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)):
             try:
-                made = _jax.open_jaxpr(make(trace, eqn))
+                yield from _texts(trace, *_jax.open_jaxpr(derivative(trace, eqn)), order + 1)
             except Exception as error:  # for example, it has no derivative
                 yield f"rules of {eqn.primitive.name}: {type(error).__name__}"
-            else:
-                yield from _texts(trace, *made, order + 1)
-
-
-def _under_vmap(trace, eqn):
-    """An equation under a ``vmap``, with two elements of each operand."""
-    mapped = jax.vmap(lambda *args: _jax.bind(eqn.primitive, args, eqn.params))
-    return trace(mapped, [jax.ShapeDtypeStruct((2, *v.aval.shape), v.aval.dtype) for v in eqn.invars])
-
-
-_RULES: dict[type, Callable[..., Any]] = {
-    **dict.fromkeys((_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation), derivative),
-    _jax.CustomVmap: _under_vmap,
-}
 
 
 def _constant(value: Any) -> str:
     """A constant by its values; by its type alone if it is large, if other processes have parts of it, or if traced."""
     kind = _steady(str(jax.typeof(value)))
     here = not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True)
-    if here and _jax.is_key(value):
-        with jax.ensure_compile_time_eval():
-            value = jax.random.key_data(value)
     if not here or np.size(value) * jax.typeof(value).dtype.itemsize > LARGEST_CONSTANT:
         return kind
-    data = np.asarray(value)
-    return f"{kind} {data.item()}" if data.ndim == 0 else f"{kind} of {_digest(data.tobytes())[:16]}"
+    if _jax.is_key(value):
+        with jax.ensure_compile_time_eval():
+            value = jax.random.key_data(value)
+    return f"{kind} of {_digest(np.asarray(value).tobytes())[:16]}"
 
 
 def _digest(data: bytes) -> str:

@@ -17,7 +17,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, Part, cast_to, conform_to_names, sent, times_elements
+from xmap_compat.core.device import DeviceView, Part, cast_to, laid_out_over, sent, times_elements
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.specs import AxisNames
@@ -38,7 +38,7 @@ def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> Name
         chunk = _own_chunk(view, value, names, position)
         result = NamedValue(times_elements(view, chunk.data, value.names, names), chunk.dims, chunk.names)
     else:
-        value = conform_to_names(view, value, value.names | view.own(names))
+        value = laid_out_over(view, value, value.names | view.own(names))
         summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
         result = _scattered(view, summed, names, position)
     return result if params["tiled"] else squeeze_positional(result, position)
@@ -111,7 +111,7 @@ def take_own(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValu
 
 def _exchange(view, value, names, split):
     """The chunks that all elements have for this one, with a first positional dimension for the source."""
-    value = conform_to_names(view, value, value.names | view.own(names))
+    value = laid_out_over(view, value, value.names | view.own(names))
     data, mesh, local = _split(view, value, split, names)
     if mesh:
         axes = tuple(part.name for part in mesh)
@@ -136,7 +136,7 @@ def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue
     names, perm = axis_names(params), params["perm"]
     if not view.present(value, names):
         return _keep_received(view, value, names, perm)
-    value = conform_to_names(view, value, value.names | view.own(names))
+    value = laid_out_over(view, value, value.names | view.own(names))
     mesh, local = view.parts_by_kind(names)
     local_names = [part.name for part in local]
     data = _merge_leading(leading(value, local_names), len(local))
@@ -152,7 +152,7 @@ def _keep_received(view, value, names, perm):
     received = np.zeros(view.total_size(names), bool)
     received[[destination for _, destination in perm]] = True
     if received.all():
-        return conform_to_names(view, value, value.names | view.own(names))
+        return laid_out_over(view, value, value.names | view.own(names))
     mask = lambda x, index: jnp.where(jnp.asarray(received)[index], x, jnp.zeros_like(x))  # noqa: E731
     return apply_positional(view, mask, value, index_of(view, names))
 
@@ -170,7 +170,7 @@ def _linear_index(parts: Sequence[Part], wanted: Sequence[Part]) -> list[int]:
 def _permute_slots(view, data, moves, mesh_axes):
     """Carry out moves ``(source device, source slot, destination device, destination slot)``.
 
-    Only slabs that change device travel, in as few collectives as ``_exchange_rounds`` finds; the rest
+    Only elements that change device are sent, in as few collectives as ``_exchange_rounds`` finds; the rest
     is local indexing with tables that depend on the device.
     """
     devices = math.prod(map(view.mesh_size, mesh_axes))
@@ -178,12 +178,12 @@ def _permute_slots(view, data, moves, mesh_axes):
     if devices > 1 and slots == 1:
         return sent(view, functools.partial(_permuted, mesh_axes, [(s, d) for s, _, d, _ in moves]), data)
     buffers, nothing = [data], slots
-    taken = np.full((devices, slots), -1)
+    taken = np.full((devices, slots), _EMPTY_SLOT)
     for source, slot, destination, target in moves:
         if source == destination:
             taken[destination, target] = slot
-    traveling = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])  # to lie in place on arrival
-    for batch in _exchange_rounds(traveling):
+    moving = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])  # to lie in place on arrival
+    for batch in _exchange_rounds(moving):
         width = len(next(iter(batch.values())))
         send = np.zeros((devices, width), int)
         for (source, destination), pairs in batch.items():
@@ -192,9 +192,9 @@ def _permute_slots(view, data, moves, mesh_axes):
         outgoing = _take_slots(view, [data], send, mesh_axes)
         buffers.append(sent(view, functools.partial(_permuted, mesh_axes, list(batch)), outgoing))
         nothing += width
-    if (taken < 0).any():
+    if (taken == _EMPTY_SLOT).any():
         buffers.append(jnp.zeros_like(data[:1]))
-        taken[taken < 0] = nothing
+        taken[taken == _EMPTY_SLOT] = nothing
     return _take_slots(view, buffers, taken, mesh_axes)
 
 
@@ -230,6 +230,7 @@ def _joined(pieces):
     return lax.concatenate(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
+_EMPTY_SLOT = -1  # which no element moves to: it receives zeros
 _Move = tuple[int, int, int, int]
 _Round = dict[tuple[int, int], list[tuple[int, int]]]
 
@@ -238,7 +239,7 @@ def _exchange_rounds(moves: Iterable[_Move]) -> list[_Round]:
     """Group moves between devices into rounds of one ``ppermute`` each.
 
     In a round every device sends to at most one other and receives from at most one, and all pairs
-    carry the same number of slabs, so that nothing is padded: the slabs that travel are
+    carry the same number of elements, so that nothing is padded: those that are sent are
     exactly those that change device.  Pairs are matched greedily, widest first, which finds one round
     for a rotation by one and at most two for any rotation.
 

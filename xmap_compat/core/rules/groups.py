@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,15 +19,14 @@ _InGroups = Callable[[DeviceView, Params, NamedValue], NamedValue]
 
 
 def _reduce(reduce: Callable[..., Any]) -> _InGroups:
-    """A reduction within groups, which may differ in size: all groups are reduced, those of one size together."""
+    """A reduction within groups: all groups are reduced, and each element takes the result of its own."""
 
     def in_groups(view, params, value):
-        names, groups = axis_names(params), sorted(params["axis_index_groups"], key=len)
-        alike = [np.array(list(some)) for _, some in itertools.groupby(groups, len)]
-        own = np.repeat(np.arange(len(groups)), [len(g) for g in groups])[np.argsort(list(itertools.chain(*groups)))]
+        names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)
+        group_of = np.argsort(groups.ravel()) // groups.shape[1]
 
         def own_of(everything, index):
-            return jnp.concatenate([reduce(everything[group], (1,)) for group in alike])[jnp.asarray(own)[index]]
+            return reduce(everything[groups], (1,))[jnp.asarray(group_of)[index]]
 
         return apply_positional(view, own_of, gather_over(view, value, names), index_of(view, names))
 

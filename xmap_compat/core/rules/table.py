@@ -1,4 +1,4 @@
-"""How each collective is evaluated on one device, from the families that translate them."""
+"""How each collective is evaluated on one device: by a function ``(view, params, *operands) -> result``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from xmap_compat.core.rules import contraction, device_primitives, exchanges, ga
 from xmap_compat.core.rules.groups import IN_GROUPS
 from xmap_compat.core.values import NamedValue
 
-# For each its function ``(view, params, *operands) -> result``.
 TRANSLATIONS: dict[str, Callable[..., NamedValue]] = {
     **reductions.TRANSLATIONS,
     **gathers.TRANSLATIONS,

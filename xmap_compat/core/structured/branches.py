@@ -17,7 +17,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import cast_alike, cast_as, cast_to, conform_to_names
+from xmap_compat.core.device import cast_alike, cast_as, cast_to, laid_out_over
 from xmap_compat.core.evaluate import Evaluator, Rule
 from xmap_compat.core.names import Names
 from xmap_compat.core.rules.reductions import max_over
@@ -56,7 +56,7 @@ def cond(
         return _select_result(ev, branches, index, operands, taken)
 
     def branch(jaxpr):
-        return lambda *values: ev.conformed(ev.evaluate(jaxpr, values), names)
+        return lambda *values: ev.laid_out(ev.evaluate(jaxpr, values), names)
 
     if cond.platforms is not None:
         return _by_platform(cond.platforms, [branch(b) for b in branches], operands)
@@ -159,7 +159,7 @@ class _Branch:
         ev, taken = self.ev, self.taken
         # It must not vary over more of those axes: a rule that sums over them relies on the names of its operands.
         names = taken.names - over
-        value = conform_to_names(ev.view, value, value.names | names)
+        value = laid_out_over(ev.view, value, value.names | names)
         taken = dataclasses.replace(taken, data=taken.data.astype(np.int32)) if over else taken
         axes = ev.view.mesh_axes_of(over) if ev.view.typed else ()
         if axes:

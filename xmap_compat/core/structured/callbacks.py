@@ -14,7 +14,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import cast_data, cast_to, conform_to_names, gather_devices
+from xmap_compat.core.device import cast_data, cast_to, gather_devices, laid_out_over
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.values import NamedValue
@@ -32,7 +32,7 @@ def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> l
         names = frozenset().union(*(v.names for v in operands))
         ranks = [v.dims.count(None) for v in operands]
         if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:
-            operands = [conform_to_names(ev.view, v, names) if v.names else v for v in operands]
+            operands = [laid_out_over(ev.view, v, names) if v.names else v for v in operands]
         else:
             method = "sequential"
     return bind_named(ev.view, eqn.primitive, operands, {**eqn.params, "sharding": None, "vmap_method": method})

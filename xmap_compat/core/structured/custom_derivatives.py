@@ -14,10 +14,10 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import cast_alike, cast_to, conform
+from xmap_compat.core.device import cast_alike, cast_to, laid_out
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.structured.callables import evaluate_callable
-from xmap_compat.core.structured.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
+from xmap_compat.core.structured.cotangents import cotangents_of_operands
 from xmap_compat.core.values import NamedValue, is_smooth, split
 
 
@@ -35,12 +35,12 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
     operands = cast_alike(ev.view, operands)
     inexact = [is_smooth(v.aval) for v in eqn.outvars]
 
-    def conformed(primals, outs):
+    def over_names(primals, outs):
         """Results that vary as their names say, and as the operands do."""
-        return cast_alike(ev.view, [*primals, *ev.conformed(outs, names)])[len(primals) :]
+        return cast_alike(ev.view, [*primals, *ev.laid_out(outs, names)])[len(primals) :]
 
     def values_of(operands):
-        return conformed(operands, ev.evaluate(call.body, operands))
+        return over_names(operands, ev.evaluate(call.body, operands))
 
     @jax.custom_jvp
     def fun(*values):
@@ -49,7 +49,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
     @functools.partial(fun.defjvp, symbolic_zeros=call.symbolic_zeros)
     def jvp(primals, tangents):
         outs = evaluate_callable(ev, call.rule, [*primals, *tangents])
-        out_primals = itertools.compress(conformed(primals, outs[: len(names)]), inexact)
+        out_primals = itertools.compress(over_names(primals, outs[: len(names)]), inexact)
         out_tangents = itertools.compress(outs[len(names) :], inexact)
         pairs = [(primal, _tangent_like(ev, primal, t, eqn)) for primal, t in zip(out_primals, out_tangents)]
         return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
@@ -64,10 +64,10 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
 
 def _tangent_like(ev, primal, tangent, eqn):
     if tangent is None:
-        return dataclasses.replace(primal, data=_jax.symbolic_zero(primal.data))
+        return dataclasses.replace(primal, data=_jax.symbolic_zero(jax.typeof(primal.data).to_tangent_aval()))
     if not tangent.names <= primal.names:
         raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
-    return cast_alike(ev.view, [primal, conform(ev.view, tangent, primal.dims, primal.names)])[1]
+    return cast_alike(ev.view, [primal, laid_out(ev.view, tangent, primal.dims, primal.names)])[1]
 
 
 def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -87,7 +87,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     @jax.custom_vjp
     def fun(*values):
-        return ev.conformed(ev.evaluate(call.body, values), names)
+        return ev.laid_out(ev.evaluate(call.body, values), names)
 
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]
@@ -98,22 +98,14 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
         returned = iter(outs[:num_residuals])
         _, _, forwarded = layout()
         residuals = [next(returned) if k is None else primals[k] for k in forwarded]
-        return ev.conformed(outs[num_residuals:], names), residuals
-
-    def backward(residuals, cotangents, own_names):
-        """The cotangents of the operands, right for those that vary over ``own_names``."""
-        cases = cotangents_for(ev.view, call.body, residuals, cotangents, own_names)
-        return [apply_rule(ev, run_bwd, residuals, cotangents, case, own_names) for case in cases]
+        return ev.laid_out(outs[num_residuals:], names), residuals
 
     def bwd(residuals, cotangents):
         if not call.symbolic_zeros:
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
         # No other operands: constants of a branch that not all devices take must not need a sum over devices.
         wanted = {k: layouts[k] for k in differentiated}
-        different = dict.fromkeys(names for _, names, _ in wanted.values())
-        found = {names: backward(residuals, cotangents, names) for names in different}
-        parts = {k: [outs[k] for outs in found[names]] for k, (_, names, _) in wanted.items()}
-        cts = {k: add_cotangents([cotangent_like(ev, ct, *wanted[k]) for ct in cts]) for k, cts in parts.items()}
+        cts = cotangents_of_operands(ev, call.body, run_bwd, residuals, cotangents, wanted)
         return tuple(map(cts.get, range(len(layouts))))
 
     # Only so are we told what is differentiated; a rule refuses to be differentiated for values that it closes over.
@@ -125,9 +117,9 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
 
 def custom_vmap(ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """Batched over local dimensions by the user's rule; with none left, the function itself."""
+    """Batched over local dimensions by the user's rule; the function itself with none left, or if it calls Python."""
     names = frozenset().union(*(v.names for v in operands))
-    if ev.view.local_names(names) or not ev.view.typed:
+    if not _jax.has_side_effect(eqn) and (ev.view.local_names(names) or not ev.view.typed):
         return bind_named(ev.view, eqn.primitive, operands, eqn.params)
     return [cast_to(ev.view, out, names) for out in ev.evaluate(call.body, operands)]
 
@@ -142,7 +134,7 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
     def run(jaxpr, consts):
         def apply(x):
             outs = ev.evaluate(jaxpr, [*consts, *x])
-            return ev.conformed(outs, [names] * len(outs))
+            return ev.laid_out(outs, [names] * len(outs))
 
         return apply
 
@@ -155,7 +147,7 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
 
     has_aux = len(solve.solve.out_avals) > len(b)
     transpose = None if solve.transpose_solve is None else solver(solve.transpose_solve, transpose_consts)
-    b = ev.conformed(b, [names] * len(b))
+    b = ev.laid_out(b, [names] * len(b))
     solving = solver(solve.solve, solve_consts)
     symmetric = solve.vecmat is solve.matvec
     outs = lax.custom_linear_solve(run(solve.matvec, matvec_consts), b, solving, transpose, symmetric, has_aux)
@@ -164,5 +156,5 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
 
 def operation(ev: Evaluator, held: _jax.HijaxOperation, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """An operation that holds functions, and its rule, as those of a ``jax.custom_jvp``."""
-    body = ev.trace(held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
+    body = ev.stage(held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
     return custom_jvp(ev, _jax.CustomJvp(body, held.rule, symbolic_zeros=False), operands, eqn)

@@ -18,7 +18,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.bodies import carry_of
 from xmap_compat.core.collectives import collectives_in
-from xmap_compat.core.device import cast_as, conform
+from xmap_compat.core.device import cast_as, laid_out
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import Names, flow_through
 from xmap_compat.core.structured.branches import select
@@ -39,11 +39,11 @@ def scan(ev: Evaluator, scan: _jax.Scan, operands: Sequence[NamedValue], eqn: An
     """
     consts, carry, xs = split(operands, scan.num_consts, scan.num_carry)
     names = flow_through(ev.checker, scan, [v.names for v in operands]).operands[carry_of(scan)]
-    first = ev.conformed(carry, names)
+    first = ev.laid_out(carry, names)
 
     def body(carry, slices):
         outs = ev.evaluate(scan.body, [*consts, *carry, *slices])
-        return ev.conformed(outs[: scan.num_carry], names), outs[scan.num_carry :]
+        return ev.laid_out(outs[: scan.num_carry], names), outs[scan.num_carry :]
 
     scanned = [_scanned_first(x) for x in xs]
     slices = lambda: [dataclasses.replace(x, data=x.data[0]) for x in scanned]  # noqa: E731
@@ -89,8 +89,8 @@ def while_loop(ev: Evaluator, loop: _jax.While, operands: Sequence[NamedValue], 
     _, names, varying = flow_through(ev.checker, loop, [v.names for v in operands])
     ev = dataclasses.replace(ev, apart=ev.apart | varying)
     condition = lambda carry: ev.evaluate(loop.condition, [*condition_consts, *carry])[0]  # noqa: E731
-    step = lambda carry: ev.conformed(ev.evaluate(loop.body, [*body_consts, *carry]), names)  # noqa: E731
-    first = ev.conformed(init, names)
+    step = lambda carry: ev.laid_out(ev.evaluate(loop.body, [*body_consts, *carry]), names)  # noqa: E731
+    first = ev.laid_out(init, names)
     together = communicates(ev, loop.condition, loop.body)
     batched = loop.condition.out_avals[0].shape or ev.view.local_names(varying)
     if not batched and not (varying and together):
@@ -115,7 +115,7 @@ class _Condition:
 
     def __call__(self, carry: Sequence[NamedValue]) -> tuple[Any, NamedValue]:
         """Whether any element goes on, and which do."""
-        (pending,) = self.ev.conformed([self.condition(carry)], [self.varying])
+        (pending,) = self.ev.laid_out([self.condition(carry)], [self.varying])
         left = pending.data.any()
         axes = self.ev.view.mesh_axes_of(self.varying) if self.together else ()
         return lax.pmax(left.astype(np.int32), axes) > 0 if axes else left, pending
@@ -130,7 +130,7 @@ def _while_any(condition: _Condition, step, first, asked_again: bool):
 
     def advance(pending, carry):
         stepped = [select(condition.ev, pending, [old, new]) for old, new in zip(carry, step(carry))]
-        return [conform(condition.ev.view, new, old.dims, old.names) for old, new in zip(carry, stepped)]
+        return [laid_out(condition.ev.view, new, old.dims, old.names) for old, new in zip(carry, stepped)]
 
     first = _settled(condition.ev, lambda carry: advance(condition(carry)[1], carry), first)
     if asked_again:

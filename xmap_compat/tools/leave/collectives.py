@@ -101,7 +101,7 @@ def all_to_all(x, axis_name, split_axis, concat_axis, tiled=False):
 def ppermute(x, axis_name, perm):
     """lax.ppermute over axes of the mesh and of jax.vmap; zeros where nothing is sent to.
 
-    Only what changes device travels: one lax.ppermute for each distance between devices.
+    Only what changes device is sent: one lax.ppermute for each distance between devices.
     """
     across, local = split_axes(axis_name)
     devices, size = lax.axis_size(across), lax.axis_size(local)

@@ -150,10 +150,10 @@ class Leaving:
         self.seconds = time.monotonic() - begun
         found = pickle.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else None
         if found is None or not any(c.calls for c in found.constructions):
-            name = self.program[self.program[0] == "-m"]
-            how = f"with {found.ended or 'no error'}" if found else f"its process with exit code {self.code}"
+            how = f"with {found.ended.split(':')[0] or 'no error'}" if found else ""  # the error is shown above
+            how = how or f"its process with exit code {self.code}"
             when = messages.BEFORE_ITS_FIRST_CALL if self.code else messages.CALLED_NONE
-            raise Refused(messages.NO_CALL.format(name=name, how=how, when=when))
+            raise Refused(messages.NO_CALL.format(name=self.program[self.program[0] == "-m"], how=how, when=when))
         return found, spec["records"]
 
     def second_run(self, found: Edited, records: str, patched: list[Construction]) -> Seen:
@@ -162,7 +162,7 @@ class Leaving:
         stopped = found.ended == "stopped"
         spec |= {"records": records, "patched": [c.number for c in patched], "stopped": stopped}
         changes, left = self.changes(found, patched, probed=True)
-        self.put(spec, changes, bool(left))
+        self.put(spec, changes, bool(left) or len(patched) < len(found.constructions))
         limit = max(120.0, 10 * self.seconds)
         code = self.execute(spec, f"comparing the edited program, for at most {limit:.0f} s", _SECOND, limit)
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}

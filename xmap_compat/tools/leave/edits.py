@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import sys
 import types
@@ -10,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from xmap_compat import _jax
+from xmap_compat.core import undeclared
+from xmap_compat.core.names import Checker
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Change, Construction, Edited, Rule, Spot
@@ -59,7 +62,8 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     names = _names([c for c in cs if not c.refused])
     placed = [p for c in cs for p in c.placed]
     jaxprs = [p.program.jaxpr for p in placed]
-    rewriting = Rewriting(names, calls_of_collectives(jaxprs))
+    known = frozenset().union(*(of.names for of in reached.values()))
+    rewriting = Rewriting(names, calls_of_collectives(jaxprs), functions=known)
     _rewrite(functions, rewriting)
     for c in cs:
         c.refused = c.refused or unread.get(c, "")
@@ -197,7 +201,7 @@ def _rewrite(functions: Sequence[Function], rewriting: Rewriting) -> None:
         except NotWritable as reason:
             function.why_not = str(reason)
         done.append((piece.file, *piece.bounds(piece.node)))
-        function.places = frozenset(range(before, len(rewriting.places))) if function.changes else frozenset()
+        function.places = frozenset(range(before, len(rewriting.places)))
     rewriting.names = names
 
 
@@ -219,6 +223,7 @@ def _check(c: Construction, rewriting: Rewriting, names: AxisNames, by_table: bo
     if clash := [p[-1] for n, p in own.items() if p != (n,) and (p[-1] in own or p[-1] in meshes)]:
         raise NotWritable(messages.TAKEN.format(name=clash[0]))
     for placed in c.placed:
+        _check_mesh_axes(placed)
         for eqn, stack, spans in collectives(placed.program.jaxpr):
             primitive, over = eqn.primitive.name, mentioned_names(eqn.params)
             if eqn.params.get("axis_index_groups") is not None:
@@ -230,6 +235,27 @@ def _check(c: Construction, rewriting: Rewriting, names: AxisNames, by_table: bo
             if rewriting.handled.keys().isdisjoint([*spans, over]):
                 called = f"{primitive} over {', '.join(map(str, over))} at {_jax.where_in_user_code(eqn)}"
                 raise NotWritable(messages.NOT_BY_NAME.format(called=called, primitive=primitive))
+
+
+def _check_mesh_axes(placed: Any) -> None:
+    """Refuse a collective over an axis that its operand lacks, and whose mesh axis splits another one of the operand.
+
+    In JAX it reduces that one, and data that are alike, such as zeros, do not tell.
+    """
+
+    class Lacking(Checker):
+        def _collective(self, eqn, inputs):
+            held = frozenset().union(*inputs)
+            over = [n for n in mentioned_names(eqn.params) if n in placed.placements and n not in held]
+            for name, other in itertools.product(over, held & placed.placements.keys()):
+                if {*placed.placements[name].mesh_axes} & {*placed.placements[other].mesh_axes}:
+                    raise NotWritable(messages.LACKS.format(where=self.where(eqn), name=name, other=other))
+            return super()._collective(eqn, inputs)
+
+    if not placed.nested and len(placed.placements) > 1:
+        given = [frozenset(spec.position_of()) for spec in placed.in_specs]
+        entering = undeclared.names_at_entry(placed.program.consts, given, placed.placements)
+        Lacking(placed.placements, placed.fun_name).results(placed.program.jaxpr, entering)
 
 
 def _keep_what_stays(cs: Sequence[Construction], functions: Iterable[Function]) -> None:

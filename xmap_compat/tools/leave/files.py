@@ -274,8 +274,12 @@ def names_taken(tree: ast.Module) -> set[str]:
 
 def _used(tree: ast.Module) -> set[str]:
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    exported = [n for n in tree.body if isinstance(n, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(n)]
-    return used | {str(c.value) for n in exported for c in ast.walk(n) if isinstance(c, ast.Constant)}
+    read: list[ast.AST] = [
+        n for n in tree.body if isinstance(n, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(n)
+    ]
+    read += [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") in ("exec", "eval")]
+    strings = (str(c.value) for n in read for c in ast.walk(n) if isinstance(c, ast.Constant))
+    return used | {word for text in strings for word in re.findall(r"\w+", text)}
 
 
 def _is_old(node: ast.AST) -> bool:
@@ -298,18 +302,29 @@ class _Imports:
             if isinstance(node, IMPORTS) and _is_old(node):
                 self._import(node)
 
+    def reads(self, module: str) -> bool:
+        meanings = map(Bindings(self.tree).of, ast.walk(self.tree))
+        return any(f"{meant}.".startswith(f"{module}.") for meant in meanings)
+
+    def others(self, node: ast.AST) -> set[str]:
+        """What other imports than this one bind."""
+        nodes = (n for n in ast.walk(self.tree) if n is not node and not _is_old(n))
+        return {name for n in nodes for name, _ in imported_names(n)}
+
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         module = node.module if isinstance(node, ast.ImportFrom) else None
         home = f"{module}." if module else ""
         old = [a for a in node.names if f"{home}{a.name}.".startswith(_OLD)]
         local = lambda a: a.asname or a.name.split(".")[0]  # noqa: E731
         is_read = lambda a: a.name == "*" or (local(a) in self.read and local(a) not in self.added)  # noqa: E731
+        dotted = [a for a in old if not home and not a.asname and "." in a.name and not self.reads(a.name)]
         moved = [a for a in old if home and a.name == "Mesh" and is_read(a)]
-        kept = [a for a in node.names if a not in moved and (a not in old or is_read(a))]
+        kept = [a for a in node.names if a not in moved and a not in dotted and (a not in old or is_read(a))]
         where = f"{os.path.basename(self.file.path)}:{node.lineno}"
         needed = [a for a in kept if a in old and (a.asname or a.name) not in self.by_install]
         self.file.left += [f"{a.name} of {where}" for a in needed]
-        if len(kept) == len(node.names):
+        kept += [ast.alias(local(a)) for a in dotted if local(a) in self.read - self.others(node)][:1]
+        if kept == node.names:
             return
         names = lambda aliases: ", ".join(map(ast.unparse, aliases))  # noqa: E731
         lines = [f"from jax.sharding import {names(moved)}"] * bool(moved)  # first: the other may be in a `try`

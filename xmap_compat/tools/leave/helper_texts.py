@@ -32,13 +32,13 @@ def helper_file(names: Iterable[str], choices: Mapping[Any, Sequence[tuple[Any, 
       choices: for each axis, the ways in which xmaps split it.
     """
     needed = [name for name in HELPERS if name in with_needs(names)]
-    text = inspect.getsource(mapped)
+    pairs = tuple(n for n, parts in choices.items() if any(n in of[:-1] for of in parts))
+    text = inspect.getsource(mapped).replace("PAIRS = ()", f"PAIRS = {literal(pairs)}", 1)
     if needed:
         table = "".join(f"    {literal(n)}: {literal([*parts])},\n" for n, parts in choices.items())
         lines = [line for name in needed for line in ("", "", *HELPERS[name])]
         text = text.replace("import jax.numpy as jnp\n", "import jax.numpy as jnp\nimport numpy as np\n", 1)
-        text += f"\n\n# For each named axis, the ways in which it is split.\nAXES = {{\n{table}}}\n" * (
-            "axes_of" in needed
-        )
+        if "axes_of" in needed:
+            text += f"\n\n# For each named axis, the ways in which it is split.\nAXES = {{\n{table}}}\n"
         text += "\n".join([*lines, ""])
     return text

@@ -2,9 +2,8 @@
 
 Each call takes the mesh of `jax.set_mesh(mesh)` or `with mesh:`.  In `fun`, a collective over an axis `a` names what
 executes it: "a", if it has no resources; ("x", "a_local") with the resource "x", the mesh axis and then the elements
-that a device has along `a`; ("x", "y", "a_local") with ("x", "y").  "x" alone means the same where a device has one
-element; where it has several, it reduces a part of them, silently.  Over a SerialLoop(n) there are no collectives.
-What JAX does not tell you:
+that a device has along `a`; ("x", "y", "a_local") with ("x", "y").  "x" alone would reduce a part of what
+a device has, silently, if it has several elements.  Over a SerialLoop(n) there are no collectives.  JAX does not say:
 
 - Its types (check_vma=True) refuse most collectives over a pair, and are off.  So gradients taken *outside* of the
   mapped function are wrong where a `custom_vjp` has a collective in a rule: take it out of the rule.
@@ -23,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 SerialLoop = namedtuple("SerialLoop", "length")  # a resource: a device computes an axis in so many turns
 Axis = namedtuple("Axis", "name across turns")  # a named axis, the mesh axes that split it, and the turns of a device
+PAIRS = ()  # the axes of one name with their mesh axis which all collectives name in pairs
 
 
 class Spec(dict):
@@ -45,6 +45,8 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
         entries = entries if type(entries) in (tuple, list) else (entries,)
         turns = math.prod(entry.length for entry in entries if hasattr(entry, "length"))
         axes.append(Axis(name, tuple(entry for entry in entries if not hasattr(entry, "length")), turns))
+        if name in axes[-1].across and name not in PAIRS:  # the name alone would reduce a part, silently
+            raise ValueError(f"axis and mesh axis {name!r}: give it another name, or put it into PAIRS")
     axes.sort(key=lambda axis: axis.turns == 1)  # outermost first: those with turns are around the others
     element = fun if type(gives) is not tuple else lambda *args: tuple(fun(*args))  # which may return a list
     device = functools.partial(on_device, element, given, gives, axes, sizes)
@@ -58,10 +60,9 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
             return at_arrays(gathered, out_specs, device(*at_arrays(own_part, in_specs, args)))
         mesh = context_mesh()
         args = at_arrays(lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec)), in_specs, args)
-        results = jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*args)
         if not undeclared:
             check_declared(device, axes, mesh, across, given, gives, args)
-        return results
+        return jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*args)
 
     return call
 

@@ -35,6 +35,10 @@ NO_XMAP_HERE = "no call of xmap is in this line: write `xmap(...)` where it is m
 NAMED_LOOP = "its axis is on the loop {name} of `serial_loop`: write SerialLoop(length) in axis_resources"
 EXPLICIT = "the axes of its mesh are explicit: make it with axis_types=(jax.sharding.AxisType.Auto,) * number of axes"
 GROUPS = "axis_index_groups: make two axes of the axis, and use one of them"
+LACKS = (
+    "the collective at {where} is over {name}, which its operand lacks, and {other}, which it has, is on the same mesh "
+    "axis: give the axes other resources, or write what it computes, of one value for all elements"
+)
 TAKEN = "the edited program needs the name {name} for a part of an axis, and it has one of that name: rename yours"
 NOT_OF_JAX = "{called} over names, which JAX does not have: write it with lax.axis_index, lax.all_gather or lax.psum"
 NOT_BY_NAME = "{called}, which is not called by its name there: write `lax.{primitive}(...)` there"
@@ -56,6 +60,10 @@ RULE_NOT_TAKEN = "not verified: the gradient of the rule of {where} was never ta
 NOT_VERIFIED = "not verified: {}"
 ENDED = "the edited program ended with {}, and the one with xmap with {}"
 NO_ERROR = "no error"
+PAIRS = (
+    "{}: of one name with its mesh axis. A collective over that name which was not traced and is not edited would "
+    "reduce a part, silently; if you rename the mesh axis, it raises an error"
+)
 TOO_FEW = "of its recorded calls, {agreed} of {recorded} were found again"
 OTHERS_DIFFER = "in each round others have differed: run leave again when those are changed"
 NONE_RECORDED = "none of its calls could be recorded"

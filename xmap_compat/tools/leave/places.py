@@ -140,6 +140,10 @@ class Reached:
                 pending.extend(self._visited(pending.pop()))
             pending = [held for owner in self._owners for name, held in vars(owner).items() if name in self._names]
 
+    @property
+    def names(self) -> set[str]:
+        return {code.co_name for code in self.functions} | {owner.__name__ for owner in self._owners}
+
     def _visited(self, value: Any) -> Iterable[Any]:
         """What can be reached from a value in one step."""
         if id(value) in self._seen or isinstance(value, _DATA) or (is_ours(value) and not is_xmapped(value)):

@@ -85,11 +85,11 @@ class Recorder:
 
     def begin(self) -> None:
         """Begin when the program has imported JAX, which these modules need."""
-        names = ("api", "core.placement")
-        self.api, self.placement = (importlib.import_module(f"xmap_compat.{name}") for name in names)
+        names = ("api", "core.placement", "core.watch")
+        self.api, self.placement, watch = (importlib.import_module(f"xmap_compat.{name}") for name in names)
         api, make = self.api, self.api.make
         api.make = lambda *args, **kwargs: self.constructed(make(*args, **kwargs))  # type: ignore[attr-defined]
-        api.observe(self.traced)
+        watch.observe(self.traced)
         note_entered(
             (jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh), self.entered, self.otherwise
         )
@@ -217,11 +217,11 @@ class Recorder:
         constructions = list(self.found.values())
         for pending in self.pending:
             self.compute(constructions[pending.call.construction], pending)
+        self.over = True  # before xmaps of ours are made
         for k, call in enumerate(self.records):
             if [*constructions[call.construction].key] in self.spec["noise"]:
                 self.records[k] = self.with_noise(call, *self.structures[k])
         verifying.write_calls(self.spec["records"], self.records)
-        self.over = True
         edited = self.edited(constructions) if constructions else Edited([])
         compared = {call.construction for call in self.records if call.differentiated}
         told = [dataclasses.replace(c.told(), differentiated=c.number in compared) for c in edited.constructions]

@@ -86,6 +86,20 @@ class Rewriter:
             raise NotWritable(messages.NOT_OF_JAX.format(called=ast.unparse(function)))
         if self.piece.span(node) in self.module.calls or takes_axes(callee):
             return self._over_axes(node, callee, function, node.args)
+        self._unedited(node, callee)
+
+    def _unedited(self, node: ast.Call, callee: Any) -> None:
+        """Note a call that may reduce over an axis of one name with its mesh axis: in JAX, over that one alone.
+
+        Where it was traced, its collectives were looked at.
+        """
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        given = [self._axis_value(a) for a in (*node.args, *(k.value for k in node.keywords))]
+        if isinstance(callee, functools.partial):
+            name, given = "", [*given, *callee.args, *callee.keywords.values()]
+        named = {n for v in given for n in (v if isinstance(v, (tuple, list)) else (v,)) if isinstance(n, str)}
+        if named & self.names.mesh_axes & self.names.choices.keys() and name not in self.module.functions:
+            self.module.place(self.piece, node)
 
     def _callback(self, node: ast.Call, vectorized: ast.keyword | None) -> None:
         """``pure_callback`` maps itself only by a method that is named; legacy's was one element after the other."""

@@ -27,6 +27,7 @@ import numpy as np
 TOLERANCES = {52: 1e-9, 23: 1e-4, 10: 1e-2, 7: 5e-2}
 # What differs by at most so many times the noise of the program is equal, if it is at most this part of the largest.
 NOISE, MOST_NOISE = 4, 1e-2
+NOTHING_ELSE = 0.1  # noise that is a larger part of the largest number: of a result that would be zero
 TRACED = ("lower", "trace", "eval_shape", "clear_cache", "plan")
 
 
@@ -169,17 +170,16 @@ def difference(found: Results, expected: Results, noise: Results = ()) -> str:
     """
     if [path for path, _ in found] != [path for path, _ in expected]:
         return f"the results are {[path for path, _ in found]}, and with xmap {[path for path, _ in expected]}"
-    others = dict(noise)
+    shares = [_share(a.value, b.value) for (_, a), (_, b) in zip(noise, expected)]
+    share = max((s for s in shares if s < NOTHING_ELSE), default=0.0)  # one result may have it by chance
     for (path, leaf), (_, other) in zip(found, expected):
         types = [f"{leaf.key or leaf.value.dtype}{list(leaf.value.shape)}" for leaf in (leaf, other)]
         if types[0] != types[1]:
             return f"{path} is {types[0]}, and with xmap {types[1]}"
         if (leaf.devices is None) != (other.devices is None):
             return f"the copies of {path} {'differ' if leaf.devices else 'are equal'} on its devices"
-        own = others.get(path)
-        spread = _distance(own.value, other.value) if own is not None and own.value.shape == other.value.shape else 0.0
         parts, wanted = (x.devices or {0: x.value} for x in (leaf, other))
-        if apart := next((words for k, part in parts.items() if (words := _apart(part, wanted[k], spread))), ""):
+        if apart := next((words for k, part in parts.items() if (words := _apart(part, wanted[k], share))), ""):
             return f"{path} differs by {apart}"
     return ""
 
@@ -197,7 +197,13 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
 
 
-def _apart(found: np.ndarray, expected: np.ndarray, spread: float = 0.0) -> str:
+def _share(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference as a part of the largest number."""
+    largest = _distance(b, np.zeros_like(b))
+    return _distance(a, b) / largest if a.shape == b.shape and largest else 0.0
+
+
+def _apart(found: np.ndarray, expected: np.ndarray, share: float = 0.0) -> str:
     """How far two arrays are apart, if that is more than the order of additions explains."""
     if found.tobytes() == expected.tobytes():
         return ""
@@ -210,8 +216,11 @@ def _apart(found: np.ndarray, expected: np.ndarray, spread: float = 0.0) -> str:
         return "its infinities or NaN"
     largest, apart = float(np.max(np.abs(b[finite]), initial=0.0)), _distance(found, expected)
     tolerance = next((t for at_least, t in TOLERANCES.items() if bits >= at_least), 0.5)
-    allowed = max(tolerance * largest, min(NOISE * spread, MOST_NOISE * largest))
-    return "" if apart <= allowed else f"{apart:.2g}, where its largest element is {largest:.2g}"
+    return (
+        ""
+        if apart <= max(tolerance, min(NOISE * share, MOST_NOISE)) * largest
+        else f"{apart:.2g}, where its largest element is {largest:.2g}"
+    )
 
 
 def in_a_line(error: BaseException) -> str:
@@ -265,7 +274,7 @@ def run(spec: dict[str, Any], runner: Any, finish: Callable[[str], None]) -> Non
     except KeyboardInterrupt:
         ended, code = "KeyboardInterrupt", 130
     except BaseException as error:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # which shows only the program
         ended, code = f"{type(error).__name__}: {error}", 1
     timer.cancel()
     if stopped.is_set():  # the program may have seen KeyboardInterrupt, and ended by itself

@@ -1,0 +1,110 @@
+"""Every public function of JAX by the primitives it binds: each of these has a case in ``test_every_primitive.py``.
+
+``public_functions.txt`` lists the functions, found by walking JAX's modules.  Nothing is compiled here.
+"""
+
+import importlib
+import pathlib
+import re
+import types
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_every_primitive import CASES, COLLECTIVES, REASONS, bound
+
+from xmap_compat import _jax
+from xmap_compat._jax.version import NEWEST_TESTED
+
+MODULES = """lax lax.linalg nn numpy numpy.fft numpy.linalg random scipy.cluster.vq scipy.fft scipy.integrate
+scipy.interpolate scipy.linalg scipy.ndimage scipy.optimize scipy.signal scipy.sparse.linalg scipy.special
+scipy.stats"""
+LINE = re.compile(r"^(\S+) ([\w.]+): (.*(?:\n    .*)*)$", re.M)
+LISTED = {
+    f"{module}.{name}": arguments
+    for arguments, module, names in LINE.findall((pathlib.Path(__file__).parent / "public_functions.txt").read_text())
+    for name in names.split()
+}
+F = np.linspace(0.1, 0.9, 16, dtype=np.float32)
+A = F.reshape(4, 4) + 4 * np.eye(4, dtype=np.float32)
+ARRAYS = {
+    **{"f": F, "A": A, "B": np.stack([A, A]), "z": A.astype(np.complex64), "s": np.float32(0.3), "p": F > 0.5},
+    **{"n": np.arange(1, 5, dtype=np.int32), "m": np.int32(2), "K": jax.random.key(0)},
+}
+OTHERS = {"0": 0, "2": 2, "t": (4,), "T": (4, 4), "0t": (0,), "d": np.float32, "c": jnp.sin}
+
+
+def public_functions():
+    """Those that this JAX has, by their names without ``jax.``."""
+    found = {}
+    for name in MODULES.split():
+        module = importlib.import_module(f"jax.{name}")
+        inner = {f"{name}.{k}": m for k, m in vars(module).items() if name == "scipy.stats" and is_public_module(k, m)}
+        for path, holder in {name: module, **inner}.items():
+            public = {k: getattr(holder, k) for k in dir(holder) if not k.startswith("_")}
+            found |= {f"{path}.{k}": f for k, f in public.items() if callable(f) and not is_a_type(f)}
+    return found
+
+
+def is_public_module(name, value):
+    return isinstance(value, types.ModuleType) and not name.startswith("_")
+
+
+def is_a_type(value):
+    return isinstance(value, type) or type(value).__module__ == "typing"
+
+
+def primitives_of(function, arguments):
+    letters = arguments.split(",")
+
+    def call(*arrays):
+        given = iter(arrays)
+        outs = function(*(next(given) if letter in ARRAYS else OTHERS[letter] for letter in letters))
+        return [x for x in jax.tree.leaves(outs) if hasattr(x, "dtype")]
+
+    with warnings.catch_warnings():  # of arguments that are not what a function likes
+        warnings.simplefilter("ignore")
+        return bound(jax.make_jaxpr(call)(*(ARRAYS[letter] for letter in letters if letter in ARRAYS)).jaxpr)
+
+
+def is_newer():
+    return _jax.parse_version(NEWEST_TESTED) < _jax.VERSION
+
+
+def test_each_public_function_is_listed():
+    unlisted = sorted(public_functions().keys() - LISTED.keys())
+    if unlisted and is_newer():
+        warnings.warn(f"jax {jax.__version__} has public functions that no list has: {unlisted}", stacklevel=1)
+    else:
+        assert not unlisted
+    assert len(LISTED.keys() & public_functions()) > 900
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_each_primitive_that_a_function_binds_has_a_case(part):
+    known = {*CASES, *COLLECTIVES, *REASONS}
+    functions = {n: f for n, f in public_functions().items() if LISTED.get(n, "-") != "-"}
+    unknown = {}
+    for name in sorted(functions)[part::4]:
+        found = primitives_of(functions[name], LISTED[name])
+        assert found, f"{name} binds nothing"
+        if found - known:
+            unknown[name] = found - known
+    if unknown and is_newer():
+        warnings.warn(f"functions of jax {jax.__version__} bind primitives without a case: {unknown}", stacklevel=1)
+    else:
+        assert not unknown
+
+
+@pytest.mark.slow
+def test_the_others_bind_nothing_with_any_of_these_arguments():
+    functions = public_functions()
+    for name in (n for n in functions if LISTED.get(n) == "-"):
+        for arguments in {*LISTED.values()} - {"-"}:
+            try:
+                found = primitives_of(functions[name], arguments)
+            except Exception:  # whatever the function says of arguments that it does not take
+                continue
+            assert not found, (name, arguments)
