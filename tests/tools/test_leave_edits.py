@@ -771,7 +771,7 @@ def test_a_call_that_is_not_edited_and_names_an_axis_as_its_mesh_axis_is_a_place
         "return v - lax.pmean(v, 'd')",
     }
     assert_close(left.run(), x - x.mean(0))
-    assert '\nSPLIT = {"d": [("d",)]}  #' in left.edited.helpers  # of which the report warns
+    assert '\nSPLIT: dict = {"d": [("d",)]}  #' in left.edited.helpers  # of which the report warns
 
 
 RESOURCES = {"{}": "{'i': 'd'}", "{'i': 'd'}": "{'i': ('d', 'e')}", "{'i': ('d', 'e')}": "{'i': ('e', 'd')}"}

@@ -141,7 +141,7 @@ class Evaluator:
     def nothing(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """Results that no element of an axis asks for, or that have none of its elements."""
         zeros = [positional(jnp.zeros(v.aval.shape, v.aval.dtype)) for v in eqn.outvars]
-        return self.conformed(zeros, self.checker.equation(eqn, [v.names for v in operands]))
+        return self.laid_out(zeros, self.checker.equation(eqn, [v.names for v in operands]))
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, [v.names for v in operands])

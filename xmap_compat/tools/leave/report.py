@@ -69,14 +69,12 @@ class Report:
             words = [""] * len(cs)
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
         lines += [(str(k), c.where, c.function, str(c.calls), own) for k, (c, own) in enumerate(zip(cs, words), 1)]
-        print("\n".join(table(lines)))
-        for line in self.unreached():
-            print(line)
+        print("
+".join([*table(lines), *self.unreached()]))
         split = re.search(r"^SPLIT: dict = (.*?)  #", self.found.helpers, re.M)
-        for name in [
-            n for n, ways in ast.literal_eval(split[1] if split else "{}").items() if any(n in w for w in ways)
-        ]:
-            print(messages.OF_ONE_NAME.format(name))
+        for name, ways in ast.literal_eval(split[1] if split else "{}").items():
+            if any(name in across for across in ways):
+                print(messages.OF_ONE_NAME.format(name))
         count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
         where = f"{plural(count, 'line')} in {plural(len(self.changes), 'file')}"
         print(f"{len(self.kept)} of {len(cs)} constructions patched, {where}")
@@ -87,8 +85,7 @@ class Report:
         if self.left or len(self.kept) < len(cs):
             stays = [f"xmap of {c.where}" for c in cs if c not in self.kept]
             print(messages.LEFT.format(", ".join(dict.fromkeys([*stays, *self.left]))))
-        unverified = [c.where for c in self.kept if not is_verified(c)]
-        if unverified:
+        if unverified := [c.where for c in self.kept if not is_verified(c)]:
             print(f"edited without verification: {', '.join(unverified)}")
         return 0 if all(c in self.kept and is_verified(c) for c in cs) else 1
 
