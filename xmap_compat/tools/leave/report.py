@@ -69,8 +69,7 @@ class Report:
             words = [""] * len(cs)
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
         lines += [(str(k), c.where, c.function, str(c.calls), own) for k, (c, own) in enumerate(zip(cs, words), 1)]
-        print("
-".join([*table(lines), *self.unreached()]))
+        print("\n".join([*table(lines), *self.unreached()]))
         split = re.search(r"^SPLIT: dict = (.*?)  #", self.found.helpers, re.M)
         for name, ways in ast.literal_eval(split[1] if split else "{}").items():
             if any(name in across for across in ways):
