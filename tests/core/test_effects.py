@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.custom_derivatives import linear_call
 from jax.experimental import checkify, io_callback
 from placements import mesh42
 
@@ -85,7 +86,20 @@ def in_a_backward_rule(call):
     return lambda *values: jax.grad(f)(*values)
 
 
+def in_a_custom_vmap(call):
+    """With a batching rule that would make the calls itself, on each device."""
+    f = jax.custom_batching.custom_vmap(call)
+
+    @f.def_vmap
+    def rule(size, mapped, *values):
+        values = [v if m else jnp.broadcast_to(v, (size, *jnp.shape(v))) for v, m in zip(values, mapped)]
+        return lax.map(lambda given: call(*given), tuple(values)), True
+
+    return f
+
+
 CONSTRUCTS = [in_place, in_a_scan, in_a_jit, in_a_loop, in_a_branch, in_a_vmap, in_an_xmap, in_a_backward_rule]
+CONSTRUCTS += [in_a_custom_vmap]
 TIMES = dict.fromkeys((in_a_scan, in_a_loop, in_a_vmap, in_an_xmap), 2)
 # What the callback is given: its values for the elements v of i and u of j.
 GIVEN = {
@@ -103,7 +117,7 @@ GIVEN = {
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 @pytest.mark.parametrize("given", GIVEN)
 def test_an_io_callback_runs_once_for_each_element_that_its_operands_vary_over(given, construct, resources):
-    if given == "nothing" and construct in (in_a_backward_rule, in_a_vmap, in_an_xmap):
+    if given == "nothing" and construct in (in_a_backward_rule, in_a_custom_vmap, in_a_vmap, in_an_xmap):
         pytest.skip("these need an operand")
     if given == "a sum" and "SerialLoop" in str(resources):
         pytest.skip("there is no sum over a loop")
@@ -207,6 +221,19 @@ def test_an_io_callback_that_not_all_elements_reach_is_refused_under_every_assig
             pytest.raises(NotImplementedError, match=r"Not all elements of {'i'} reach the io_callback at "),
         ):
             xmap(body, ["i"], ["i"], axis_resources=resources)(X)
+    assert host.told == []
+
+
+@pytest.mark.parametrize("resources", list(RESOURCES.values())[:6], ids=list(RESOURCES)[:6])
+def test_an_io_callback_in_an_operation_that_jax_evaluates_is_refused(resources):
+    """Each device would call."""
+    host = Host()
+    body = lambda v: linear_call(lambda w, u: u * io_callback(host, SCALAR, w), lambda w, ct: ct * w, v, v)
+    with (
+        mesh42(),
+        pytest.raises(NotImplementedError, match="`linear_call`, which has an io_callback at "),
+    ):
+        xmap(body, ["i"], ["i"], axis_resources=resources)(X)
     assert host.told == []
 
 

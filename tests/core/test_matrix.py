@@ -339,7 +339,7 @@ NAMED_NUMPY = {
         )
         for name in ["all", "any"]
     },
-    "xnp.ptp": Operation(lambda x, axis, n: xnp.ptp(x, both(axis)), lambda xp, r: xp.ptp(r, axis=(0, 1)), dtypes="fbi"),
+    "jnp.ptp": Operation(lambda x, axis, n: jnp.ptp(x, both(axis)), lambda xp, r: xp.ptp(r, axis=(0, 1)), dtypes="fbi"),
     "xnp.median": Operation(
         lambda x, axis, n: xnp.median(x, axis), lambda xp, r: xp.median(r, axis=0), dtypes="fbi", axes="one"
     ),

@@ -150,7 +150,7 @@ def own_texts():
 def fingerprint_text(declared, placed, args):
     """What processes compare of a call that is no part of another."""
     made = fingerprint(declared, placed, args)
-    return "" if placed.nested else "\n".join([*made.parts.values(), *made.program])
+    return "" if placed.nested else "\n".join(f"{what}: {text}" for what, text in made.lines)
 
 
 def _total(results):

@@ -33,7 +33,6 @@ from xmap_compat._jax.equations import (
     is_symbolic_zero,
     read,
     symbolic_zero,
-    symbolic_zero_of,
 )
 from xmap_compat._jax.inlining import inline_calls
 from xmap_compat._jax.jaxprs import (
@@ -78,7 +77,6 @@ from xmap_compat._jax.positions import (
     contextmanager,
     equation_context,
     exclude_from_positions,
-    name_stack,
     user_frames_of,
     warn_user,
     where_in_user_code,

@@ -311,13 +311,9 @@ def is_symbolic_zero(x: Any) -> bool:
     return isinstance(x, _SymbolicZero)
 
 
-def symbolic_zero(primal: Any) -> Any:
-    """The tangent of a value that is known to be zero."""
-    return _SymbolicZero(jax.typeof(primal).to_tangent_aval())
-
-
-def symbolic_zero_of(shape: tuple[int, ...], dtype: Any) -> Any:
-    return _SymbolicZero(jax.core.ShapedArray(shape, dtype))
+def symbolic_zero(aval: Any) -> Any:
+    """A tangent or cotangent that is known to be zero."""
+    return _SymbolicZero(aval)
 
 
 def instantiate_symbolic(x: Any) -> Any:

@@ -50,10 +50,6 @@ def input_vars(jaxpr: Any) -> list[Any]:
     return [*jaxpr.constvars, *jaxpr.invars]
 
 
-def is_jaxpr(value: Any) -> bool:
-    return isinstance(value, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
-
-
 _LEAVES = (str, int, float, type(None), np.dtype)
 
 
@@ -63,7 +59,7 @@ def subjaxprs(params: Any) -> Iterator[Any]:
         for value in params.values() if isinstance(params, Mapping) else params:
             if not isinstance(value, _LEAVES):  # most values: no call for each
                 yield from subjaxprs(value)
-    elif is_jaxpr(params):
+    elif isinstance(params, (jex_core.Jaxpr, jex_core.ClosedJaxpr)):
         yield params
     elif isinstance(params, HiPrim):
         yield from subjaxprs(params.params)

@@ -143,8 +143,3 @@ def where_in_user_code(*eqns: Any) -> str:
     """``file:line (function)`` of the user's call that made an equation: the first of them for which it is known."""
     found = (source_info_util.summarize(eqn.source_info) for eqn in eqns)
     return next(filter(None, found), "the call of a nested xmap")
-
-
-def name_stack(eqn: Any) -> str:
-    """The named scopes around an equation, outermost first, within its own jaxpr."""
-    return str(eqn.source_info.name_stack)

@@ -291,13 +291,13 @@ def _bind_results(declared, program, sizes):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
     check_containers("out_axes", out_specs, tree, "result")
-    paths = result_paths(program)
+    paths = _result_paths(program)
     for spec, aval, path in zip(out_specs, program.out_types, paths):
         check_result(spec, aval.shape, path, sizes)
     return out_specs
 
 
-def result_paths(program):
+def _result_paths(program):
     tree = jax.tree.unflatten(program.out_tree, range(len(program.out_types)))
     return [argument_path(path, "result") for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
@@ -305,7 +305,7 @@ def result_paths(program):
 def _check_results(checker, program, out_specs, results, may_be_undeclared):
     """Raise if results do not fit their specs; return the axes that each varies over beyond its spec."""
     undeclared_axes = []
-    for spec, names, path in zip(out_specs, results, result_paths(program)):
+    for spec, names, path in zip(out_specs, results, _result_paths(program)):
         wanted = frozenset(spec.position_of())
         extra = [n for n in checker.placements if n in names - wanted and not isinstance(n, OwnElement)]
         if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):

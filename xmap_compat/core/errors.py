@@ -580,8 +580,9 @@ def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
 
 
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
+    uses = f"uses the named axes {quoted(names)}" if names else "has an io_callback"
     return NotImplementedError(
-        f"xmap_compat does not know the operation `{primitive}`, which uses the named axes {quoted(names)} at {where}. "
+        f"xmap_compat does not know the operation `{primitive}`, which {uses} at {where}. "
         "Write it with collectives of jax.lax, or apply it outside of xmap"
     )
 

@@ -69,7 +69,7 @@ class Evaluator:
       structured: the rules of equations that hold programs, by the type of what they hold, or by their primitive.
       apart: axes along which not every element gets here, as they take another branch or have left the loop.
       iterating: the loop resources whose iterations run this.
-      rule_names: the axis names found in the custom rules of equations.
+      rule_names: the axis names in equations, with those in their custom rules.
       gathers: equations of the program whose results vary in their type.
     """
 
@@ -140,9 +140,8 @@ class Evaluator:
 
     def nothing(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """Results that no element of an axis asks for, or that have none of its elements."""
-        names = self.checker.equation(eqn, [v.names for v in operands])
         zeros = [positional(jnp.zeros(v.aval.shape, v.aval.dtype)) for v in eqn.outvars]
-        return [laid_out_over(self.view, zero, own) for zero, own in zip(zeros, names)]
+        return self.conformed(zeros, self.checker.equation(eqn, [v.names for v in operands]))
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, [v.names for v in operands])

@@ -53,7 +53,7 @@ class Mesh(jax.sharding.Mesh):
     def __new__(cls, devices: Any, axis_names: Any, axis_types: Any = None) -> Mesh:
         names = _mesh_names(axis_names)
         devices = np.asarray(devices, dtype=object)
-        if not is_empty(devices, names):
+        if not _is_empty(devices, names):
             _check_devices(devices, names)
         # JAX keeps one mesh for each array of devices, and compares meshes by identity.  We do the same: our mesh has
         # all attributes of JAX's mesh, and two of ours are equal if they have the same mesh of JAX's.
@@ -121,17 +121,17 @@ def devices_of(mesh: _jax.AnyMesh | None) -> list[jax.Device]:
     return list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else []
 
 
-def device_of(mesh: _jax.AnyMesh) -> Any:
+def _device_of(mesh: _jax.AnyMesh) -> Any:
     """A device of a mesh, which has a platform and a kind; None of an abstract mesh that does not say of what it is."""
     return devices_of(mesh)[0] if isinstance(mesh, jax.sharding.Mesh) else mesh.abstract_device
 
 
 def platform_of(mesh: _jax.AnyMesh) -> str | None:
     """``'gpu'``; None if it is unknown (an AbstractDevice has one since jax 0.10.2)."""
-    return getattr(device_of(mesh), "platform", None)
+    return getattr(_device_of(mesh), "platform", None)
 
 
-def is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:
+def _is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:
     """Whether devices and names are JAX's way to write that there is no mesh."""
     return not names and devices.shape == () and devices.item() is None
 

@@ -119,10 +119,11 @@ class Checker:
             self._around.pop()
 
     def _ordinary(self, eqn, inputs):
-        """An operation in no table, which must name no axes of this xmap."""
+        """An operation in no table, which must name no axes of this xmap, nor call Python from within."""
         if eqn.primitive.name == "io_callback":
             self.met.update(alone(_union(inputs), self.placements))  # each device calls with its own
-        if used := names_used(eqn) & self.own:
+        calls = any(inner.primitive.name == "io_callback" for inner, _ in _jax.walk(eqn.params))
+        if (used := names_used(eqn) & self.own) or (calls and not eqn.effects):  # with effects, it is evaluated
             raise errors.unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
         return [_union(inputs)] * len(eqn.outvars)
 
@@ -158,8 +159,7 @@ class Checker:
         for names, operand, skipped in zip(inputs, mentions.operands, mentions.skipped):
             for axis, by in skipped:
                 if axis in names:
-                    where = self.where(eqn)
-                    raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand, where)
+                    raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand, self.where(eqn))
 
 
 def read_names(names: Mapping[Any, Names], atom: Any) -> Names:

@@ -175,7 +175,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     nested = (
         Nested(call.function, call.axes, next(filter(None, map(position_of, reversed(around))), None))
         for eqn, around in _jax.walk(placed.program.jaxpr)
-        for call in nested_marks.marked(_jax.name_stack(eqn))
+        for call in nested_marks.marked(str(eqn.source_info.name_stack))
     )
     return CallPlan(
         declared.name,

@@ -45,7 +45,7 @@ def bytes_of(aval: Any) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StagedBody:
+class _StagedBody:
     """One use of a jaxpr in a staged program.
 
     Attributes:
@@ -58,7 +58,7 @@ class StagedBody:
 
     def stack_of(self, eqn: Any) -> str:
         """The named scopes around an equation of this jaxpr."""
-        own = _jax.name_stack(eqn)
+        own = str(eqn.source_info.name_stack)
         return f"{self.stack}/{own}" if own else self.stack
 
 
@@ -75,7 +75,7 @@ class Operation:
     eqn: Any
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
-    body: StagedBody
+    body: _StagedBody
     found: Any = None
     branches: tuple[Tree, ...] = ()
 
@@ -127,10 +127,10 @@ _INLINED = (_jax.Call, _jax.CustomJvp, _jax.CustomVjp, _jax.CustomVmap, _jax.Che
 
 def tree_of(jaxpr: Any) -> Tree:
     """A staged program as a tree."""
-    return _tree(_jax.without_dead_code(jaxpr), StagedBody())
+    return _tree(_jax.without_dead_code(jaxpr), _StagedBody())
 
 
-def _tree(jaxpr: Any, body: StagedBody) -> Tree:
+def _tree(jaxpr: Any, body: _StagedBody) -> Tree:
     opened, _ = _jax.open_jaxpr(jaxpr)
     env = {v: Value(v.aval) for v in opened.invars}
     inputs = tuple(env.values())
@@ -157,11 +157,11 @@ def _value(env: dict[Any, Value], v: Any) -> Value:
     return env.setdefault(v, Value(v.aval))
 
 
-def _operations(opened: Any, env: dict[Any, Value], body: StagedBody) -> Iterator[Operation]:
+def _operations(opened: Any, env: dict[Any, Value], body: _StagedBody) -> Iterator[Operation]:
     for eqn in opened.eqns:
         operands = tuple(_value(env, v) for v in eqn.invars)
         found = _jax.read(eqn)
-        inside = StagedBody(
+        inside = _StagedBody(
             body.stack_of(eqn), found.mesh_shape if isinstance(found, _jax.ShardMap) else body.mesh_shape
         )
         if isinstance(found, _INLINED):
@@ -178,7 +178,7 @@ def _operations(opened: Any, env: dict[Any, Value], body: StagedBody) -> Iterato
         yield Operation(eqn, operands, results, body, found, tuple(_branches(eqn, found, inside)))
 
 
-def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: StagedBody) -> Any:
+def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: _StagedBody) -> Any:
     opened, _ = _jax.open_jaxpr(found.body)
     env = {v: Value(v.aval) for v in opened.invars}
     yield from (Operation(None, (value,), (env[v],), inside) for v, value in zip(opened.invars, operands))
@@ -186,6 +186,6 @@ def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequenc
     yield from (Operation(None, (_value(env, v),), (value,), inside) for v, value in zip(opened.outvars, results))
 
 
-def _branches(eqn: Any, found: Any, inside: StagedBody) -> Iterator[Tree]:
+def _branches(eqn: Any, found: Any, inside: _StagedBody) -> Iterator[Tree]:
     bodies = [] if found is None else [body.jaxpr for body in bodies_of(found)]
     return (_tree(body, inside) for body in bodies or _jax.subjaxprs(eqn.params))

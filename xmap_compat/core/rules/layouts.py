@@ -22,7 +22,7 @@ _Free = Collection[int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class _Layout:
     """Which positional dimensions of an operation the compiler may split.
 
     Attributes:
@@ -38,7 +38,7 @@ class Layout:
 
 def layout_of(
     view: DeviceView, primitive: Any, params: Mapping[str, Any], operands: Sequence[NamedValue]
-) -> Layout | None:
+) -> _Layout | None:
     """The layout that a primitive needs where XLA partitions it, if it fails in others."""
     rule = _LAYOUTS.get(primitive.name) if view.compiler else None
     most = 0 if primitive.name in _BY_ONE_AXIS else 1  # mesh axes that may partition it in any layout
@@ -82,7 +82,7 @@ def _gather(params, operands):
     windows = _windows(len(operand), (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims))
     whole = _equal(params["slice_sizes"], operand)
     pairs = [(d, at) for d, at in zip(windows, numbers.offset_dims, strict=True) if d in whole]
-    return Layout([[d for d, _ in pairs], ()], [[at for _, at in pairs]])
+    return _Layout([[d for d, _ in pairs], ()], [[at for _, at in pairs]])
 
 
 def _scatter(params, operands):
@@ -90,17 +90,17 @@ def _scatter(params, operands):
     windows = _windows(len(operand), (*numbers.inserted_window_dims, *numbers.operand_batching_dims))
     pairs = [p for p in zip(windows, numbers.update_window_dims, strict=True) if operand[p[0]] == updates[p[1]]]
     free = [d for d, _ in pairs]
-    return Layout([free, (), [at for _, at in pairs]], [free])
+    return _Layout([free, (), [at for _, at in pairs]], [free])
 
 
 def _dynamic_slice(params, operands):
     free = _equal(params["slice_sizes"], _shapes(operands)[0])
-    return Layout([free, *[()] * (len(operands) - 1)], [free])
+    return _Layout([free, *[()] * (len(operands) - 1)], [free])
 
 
 def _dynamic_update_slice(params, operands):
     free = _equal(*_shapes(operands[:2]))
-    return Layout([free, free, *[()] * (len(operands) - 2)], [free])
+    return _Layout([free, free, *[()] * (len(operands) - 2)], [free])
 
 
 def _others(operands, dim):
@@ -109,24 +109,24 @@ def _others(operands, dim):
 
 def _sort(params, operands):
     free = _others(operands, params["dimension"])
-    return Layout([free] * len(operands), [free] * len(operands), named=True)
+    return _Layout([free] * len(operands), [free] * len(operands), named=True)
 
 
 def _top_k(params, operands):
     free = _others(operands, params["axis"])
-    return Layout([free], [free, free], named=True)
+    return _Layout([free], [free, free], named=True)
 
 
 def _convolution(params, operands):
     lhs, rhs = operands
     shared = {name for name in lhs.dims if name is not None} & set(rhs.dims)
     if shared or params["feature_group_count"] > 1 or params["batch_group_count"] > 1:
-        return Layout([(), ()], [()])
+        return _Layout([(), ()], [()])
     numbers = params["dimension_numbers"]
-    return Layout([numbers.lhs_spec[:2], numbers.rhs_spec[:2]], [numbers.out_spec[:2]], named=True)
+    return _Layout([numbers.lhs_spec[:2], numbers.rhs_spec[:2]], [numbers.out_spec[:2]], named=True)
 
 
-_LAYOUTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[NamedValue]], Layout]] = {
+_LAYOUTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[NamedValue]], _Layout]] = {
     "gather": _gather,
     **dict.fromkeys(("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub"), _scatter),
     "dynamic_slice": _dynamic_slice,
@@ -134,7 +134,7 @@ _LAYOUTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[NamedValue]], Layou
     "sort": _sort,
     "top_k": _top_k,
     "conv_general_dilated": _convolution,
-    "fft": lambda params, operands: Layout([()], [()]),
+    "fft": lambda params, operands: _Layout([()], [()]),
 }
 
 # Primitives that fail where even one axis partitions them.

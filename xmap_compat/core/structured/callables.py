@@ -81,23 +81,18 @@ def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
     return any(ev.view.placement_of(n).mesh_axes for eqn in eqns for n in collectives_within(ev, eqn))
 
 
-def collectives_within(ev: Evaluator, eqn: Any) -> frozenset[AxisName]:
-    """Every axis name that collectives in an equation, and in the custom rules inside of it, mention."""
-    return collectives_of(eqn) | _collectives_of_rules(ev, eqn)
-
-
-def _collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[AxisName]:
-    """Every axis name that collectives in the custom rules of an equation, and of those inside of it, mention.
+def collectives_within(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[AxisName]:
+    """Every axis name that collectives in an equation, and in the custom rules inside of it, mention.
 
     A rule that cannot be traced by itself may have one over any axis.
     """
     if (eqn, order) not in ev.rule_names:
-        inner = [e for part in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(part)[0].eqns]
-        found = [_collectives_of_rules(ev, e, order) for e in inner]
+        held = [e for part in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(part)[0].eqns]
+        found = [collectives_of(eqn), *(collectives_within(ev, e, order) for e in held)]
         if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)):
             try:
                 made = _jax.open_jaxpr(derivative(ev.stage, eqn))[0].eqns
-                found += [collectives_of(e) | _collectives_of_rules(ev, e, order + 1) for e in made]
+                found += [collectives_within(ev, e, order + 1) for e in made]
             except Exception:
                 found.append(frozenset(ev.view.placements))
         ev.rule_names[eqn, order] = frozenset().union(*found)
@@ -112,7 +107,7 @@ def is_no_array(value: NamedValue) -> bool:
 def positional_zero(value: NamedValue) -> Any:
     """Zero for one element of the named axes, in the form that a rule expects."""
     if _jax.is_symbolic_zero(value.data):
-        return _jax.symbolic_zero_of(value.positional_shape(), value.data.dtype)
+        return _jax.symbolic_zero(jax.core.ShapedArray(value.positional_shape(), value.data.dtype))
     return np.zeros(value.positional_shape(), value.data.dtype)
 
 

@@ -6,7 +6,7 @@ sums by itself or not.  Take an axis ``i`` of two elements on two devices, ``x =
 3`` that is not, and cotangents 1.
 
 *A rule that does not sum*: ``f(x, w) = x * w``, ``bwd(ct) = (ct * w, ct * x)``.  Device 0 computes 1 for the
-weight, device 1 computes 2.  The result varies over ``i`` and the weight does not, so :func:`cotangent_like` sums:
+weight, device 1 computes 2.  The result varies over ``i`` and the weight does not, so :func:`_cotangent_like` sums:
 3, as it is for the positional function.
 
 *A rule that sums*: ``bwd(ct) = (ct * w, psum(ct * x, 'i'))``.  Both devices have 3.  It does not vary over ``i``
@@ -29,7 +29,7 @@ varies, and one cotangent arrives, 1.  What the rule means for an element is the
 So one element takes the cotangent here, too: 1 + 1 and 1 + 0, which varies, and adds up to 3.
 
 Where results of both kinds meet in one function, the rule, which is linear in its cotangents, is applied to each
-kind by itself, and the results are added (:func:`cotangents_for`, :func:`apply_rule`).
+kind by itself, and the results are added (:func:`_cases_of`, :func:`_apply_rule`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,17 @@ from xmap_compat.core.structured.callables import evaluate_callable, is_no_array
 from xmap_compat.core.values import COTANGENT, NamedValue
 
 
-def cotangents_for(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
+def cotangents_of_operands(ev: Evaluator, jaxpr, rule, residuals, cotangents, wanted) -> dict[int, NamedValue | None]:
+    """The cotangents of a function's operands; ``wanted``: dims, names, dtype of each that is differentiated."""
+    found = {}
+    for own_names in dict.fromkeys(names for _, names, _ in wanted.values()):
+        cases = _cases_of(ev.view, jaxpr, residuals, cotangents, own_names)
+        found[own_names] = [_apply_rule(ev, rule, residuals, cotangents, case, own_names) for case in cases]
+    parts = {k: [_cotangent_like(ev, outs[k], *layout) for outs in found[layout[1]]] for k, layout in wanted.items()}
+    return {k: _added(own) for k, own in parts.items()}
+
+
+def _cases_of(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
     """What to apply a custom backward rule to, for an operand that varies over ``own_names``: the sum of these cases.
 
     The cotangent of a result that does not vary over an axis arrives summed over it, and what the rule makes for an
@@ -77,7 +87,7 @@ def cotangents_for(view, jaxpr, residuals, cotangents, own_names) -> list[dict[i
     return list(cases.values()) or [{}]
 
 
-def apply_rule(ev, rule, residuals, cotangents, case, own_names):
+def _apply_rule(ev, rule, residuals, cotangents, case, own_names):
     """The results of a backward rule for operands that vary over ``own_names``.
 
     Where some cotangents are zero, use its derivative along the others (linear).
@@ -114,7 +124,7 @@ def _summed_in_part(jaxpr: Any, is_cotangent: Sequence[bool]) -> Names:
     return NONE.union(*(way ^ other for v in body.outvars for way in read(v) for other in read(v)))
 
 
-def add_cotangents(values):
+def _added(values):
     first, *others = values
     if first is None or not others:
         return first
@@ -146,7 +156,7 @@ def _with_cotangents(ev: Evaluator) -> Evaluator:
     return dataclasses.replace(ev, view=view, checker=dataclasses.replace(ev.checker, placements=placements))
 
 
-def cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
+def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
     """Sum a cotangent over axes that its primal does not vary over; one that was summed already is left alone.
 
     A rule may return another precision than its primal has, as under ``jax.vmap``.

@@ -17,7 +17,7 @@ from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import cast_alike, cast_to, laid_out
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.structured.callables import evaluate_callable
-from xmap_compat.core.structured.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
+from xmap_compat.core.structured.cotangents import cotangents_of_operands
 from xmap_compat.core.values import NamedValue, is_smooth, split
 
 
@@ -64,7 +64,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
 
 def _tangent_like(ev, primal, tangent, eqn):
     if tangent is None:
-        return dataclasses.replace(primal, data=_jax.symbolic_zero(primal.data))
+        return dataclasses.replace(primal, data=_jax.symbolic_zero(jax.typeof(primal.data).to_tangent_aval()))
     if not tangent.names <= primal.names:
         raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
     return cast_alike(ev.view, [primal, laid_out(ev.view, tangent, primal.dims, primal.names)])[1]
@@ -100,20 +100,12 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
         residuals = [next(returned) if k is None else primals[k] for k in forwarded]
         return ev.laid_out(outs[num_residuals:], names), residuals
 
-    def backward(residuals, cotangents, own_names):
-        """The cotangents of the operands, right for those that vary over ``own_names``."""
-        cases = cotangents_for(ev.view, call.body, residuals, cotangents, own_names)
-        return [apply_rule(ev, run_bwd, residuals, cotangents, case, own_names) for case in cases]
-
     def bwd(residuals, cotangents):
         if not call.symbolic_zeros:
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
         # No other operands: constants of a branch that not all devices take must not need a sum over devices.
         wanted = {k: layouts[k] for k in differentiated}
-        different = dict.fromkeys(names for _, names, _ in wanted.values())
-        found = {names: backward(residuals, cotangents, names) for names in different}
-        parts = {k: [outs[k] for outs in found[names]] for k, (_, names, _) in wanted.items()}
-        cts = {k: add_cotangents([cotangent_like(ev, ct, *wanted[k]) for ct in cts]) for k, cts in parts.items()}
+        cts = cotangents_of_operands(ev, call.body, run_bwd, residuals, cotangents, wanted)
         return tuple(map(cts.get, range(len(layouts))))
 
     # Only so are we told what is differentiated; a rule refuses to be differentiated for values that it closes over.
@@ -125,9 +117,9 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
 
 def custom_vmap(ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """Batched over local dimensions by the user's rule; with none left, the function itself."""
+    """Batched over local dimensions by the user's rule; the function itself with none left, or if it calls Python."""
     names = frozenset().union(*(v.names for v in operands))
-    if ev.view.local_names(names) or not ev.view.typed:
+    if not _jax.has_side_effect(eqn) and (ev.view.local_names(names) or not ev.view.typed):
         return bind_named(ev.view, eqn.primitive, operands, eqn.params)
     return [cast_to(ev.view, out, names) for out in ev.evaluate(call.body, operands)]
 

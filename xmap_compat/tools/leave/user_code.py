@@ -39,7 +39,7 @@ def collectives(jaxpr: Any) -> Iterator[tuple[Any, str, list[Span]]]:
     """Each collective of a program: its name stack, and spans of the user's calls that contain it, innermost first."""
     for eqn, around in _jax.walk(jaxpr):
         if eqn.primitive.name in COLLECTIVES:
-            stack = "/".join(["", *map(_jax.name_stack, (*around, eqn))])
+            stack = "/".join(["", *(str(e.source_info.name_stack) for e in (*around, eqn))])
             spans = ([(file, *span) for file, _, *span in _jax.user_frames(e)] for e in (eqn, *reversed(around)))
             yield eqn, stack, next(filter(None, spans), [])
 
