@@ -94,7 +94,7 @@ def check_assignments(
         raise TypeError(f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass xmap(...)")
     with _mesh_context(mesh) as mesh:
         sizes, free, loopable = _choices(declared, args, mesh)
-        axes = loopable if loops else ()
+        axes = loopable * loops
         tried = assignments(sizes, free, loops=axes, limit=limit) if only is None else [dict(r) for r in only]
         if not tried and only is None:
             raise ValueError(
@@ -255,12 +255,10 @@ def _value_and_derivatives(function, args):
     return {"result": results, "derivative": {paths[k]: gradient for k, gradient in gradients.items()}}
 
 
+_is_floating = lambda dtype: jnp.issubdtype(dtype, jnp.inexact)  # noqa: E731
+
 # Users do not take this seed: if the weights equal the user's data, a derivative may be zero except for rounding.
 _SEED = 0x786D6170
-
-
-def _is_floating(dtype):
-    return jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _allowed(rtol, dtype, expected):
@@ -286,10 +284,7 @@ def _compare_leaf(what, actual, expected, allowed):
     if a_type != e_type:
         raise AssertionError(f"{what}: {a_type} instead of {e_type}")
     dtype = jnp.result_type(expected)
-    a, e = (
-        np.asarray(jax.random.key_data(v) if jnp.issubdtype(dtype, jax.dtypes.prng_key) else v)
-        for v in (actual, expected)
-    )
+    a, e = (np.asarray(jax.random.key_data(v) if _jax.is_key(v) else v) for v in (actual, expected))
     same, wide = a == e, np.complex128 if np.iscomplexobj(e) else np.float64
     a, e = a.astype(wide), e.astype(wide)
     with np.errstate(invalid="ignore"):

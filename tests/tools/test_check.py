@@ -6,8 +6,10 @@
 import ast
 import collections
 import importlib.util
+import io
 import json
 import re
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -16,7 +18,8 @@ import forks
 import pytest
 from subprocesses import run
 
-from xmap_compat.tools.check import command, editor, findings
+import xmap_compat.__main__
+from xmap_compat.tools.check import editor, findings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (Path(__file__).parent / "hostile_programs.txt").read_text()
@@ -105,12 +108,12 @@ REASONS = {
     "a value whose type nobody declares": """
         clip_method device_method keyword_in_class method_kw unseen_argument unseen_returned""",
     "a guard by a flag or a function of the program, or an error that it caught": """
-        early_return_wrong flag_reset flag_wrong has_no_jax mnfe_module none_raises none_used opt_called
-        opt_pass_called opt_print_called optional_chain try_except_two_modules""",
+        early_return_wrong flag_reset flag_wrong has_no_jax hcb_in_try mnfe_module none_raises none_used
+        opt_called opt_pass_called opt_print_called optional_chain suppress try_except_two_modules""",
     "an annotation that Python does not evaluate": """
         future_annotations local_annotation""",
     "an argument, not a name": """
-        mhlo of_2021_jit_specs positional_too_many star_numpy xla_positional""",
+        mhlo of_2021_jit_specs positional_too_many xla_positional""",
     "a module that JAX has and does not import": """
         sub_module_not_imported""",
 }
@@ -139,7 +142,7 @@ def test_what_dies_under_install_fails_there(checked, folder):
 # Programs with what "dies" under install(), which have a guard that check does not follow, or an annotation.
 RUN_ALL_THE_SAME = {
     *("has_no_jax", "optional_chain", "sys_modules_alias2", "try_except_two_modules"),
-    *("future_annotations", "local_annotation", "mnfe_module"),
+    *("future_annotations", "local_annotation", "mnfe_module", "suppress"),
 }
 
 
@@ -239,7 +242,7 @@ def test_without_the_checker_or_jax_it_says_what_to_install(tmp_path, monkeypatc
     (tmp_path / "p.py").write_text("import jax\n")
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ty" else find(name))
-    assert command.run([str(tmp_path / "p.py")]) == 2
+    assert xmap_compat.__main__.main(["check", str(tmp_path / "p.py")]) == 2
     assert "pip install 'xmap-compat[check]'" in capsys.readouterr().err
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "__init__.py").write_text("raise ImportError('no JAX')\n")
@@ -272,6 +275,48 @@ def test_report_lists_what_a_run_looked_up_also_when_it_ends_with_an_error(tmp_p
     assert "the program looked up no name" in check("--report", "-m", "p", cwd=tmp_path).stdout
     (tmp_path / "n.ipynb").write_text(json.dumps(notebook_of("import jax\n", "%time\njax.tree_map")))
     assert "n.ipynb:cell 2:2: jax.tree_map: " in check("--report", "n.ipynb", cwd=tmp_path).stdout
+
+
+DIFFERING = """
+import jax
+import numpy as np
+import old_library
+from jax.experimental.maps import Mesh, xmap
+f = xmap(lambda v: v * 2, ['i'], {}, axis_resources={'i': 'x'})
+with Mesh(np.array(jax.devices()[:1]), ('x',)):
+    f(np.ones(1))
+    jax.grad(lambda v: f(v))
+xmap(lambda v: v, ['i'], ['i'], axis_resources={'unused': 'x'})
+"""
+
+
+def test_report_has_installed_packages_apart_and_what_differs_from_legacy(tmp_path):
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "old_library.py").write_text("import jax\njax.tree_map(abs, [1])\n")
+    (tmp_path / "p.py").write_text(DIFFERING)
+    # Also packages that are installed have to be on the path of a process that warns of nothing else.
+    path = f"{library}:{ROOT}"
+    done = run("-W", "default", "-m", "xmap_compat", "check", "--report", "p.py", cwd=tmp_path, PYTHONPATH=path)
+    own, packages, differs = done.stdout.split("\n\n")
+    assert done.returncode == 0 and "tree_map" not in own
+    assert re.findall(r"(?m)^(.*):(\d+): (\S+):", packages) == [("site-packages/old_library.py", "2", "jax.tree_map")]
+    head, undeclared, gradient, unused = differs.splitlines()
+    assert head == "what differs from legacy:" and gradient.startswith("p.py:9: jax.grad: exact")
+    assert undeclared.startswith("p.py:8: result of the xmapped function")
+    assert unused.startswith("p.py:10: Ignored: axis_resources has entries for `unused`")
+
+
+def test_a_terminal_shows_the_progress(tmp_path, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for number in range(25):
+        (tmp_path / f"m{number}.py").write_text("import jax\n")
+    (tmp_path / "other.py").write_text("x = 1\n")
+    assert xmap_compat.__main__.main(["check", str(tmp_path)]) == 0
+    last = terminal.getvalue().split("\r")[-1]
+    assert last == f"[{'#' * 30}] 25 of 25 files\n" and terminal.getvalue().count("\r") == 3
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ import difflib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from xmap_compat.tools.check import checker, editor, facts, findings, report, table
-from xmap_compat.tools.source.reading import read
+from xmap_compat.tools.source.reading import Program, read
 
 CLEAN, FOUND, WRONG, LEFT = 0, 1, 2, 3
 NOT_SEEN = (
@@ -35,14 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--diff", action="store_true", help="show what --fix would write")
     parser.add_argument("--no-install", action="store_true", help="list what needs install(), and do not call it")
     parser.add_argument("--output-format", choices=("text", "json"), default="text", help="of the findings")
-
-
-def run(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m xmap_compat check", formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
-    return main(parser.parse_args(arguments))
 
 
 def main(args: argparse.Namespace) -> int:
@@ -70,33 +62,31 @@ def _wrong(message: str) -> int:
     return WRONG
 
 
-def _with_progress(files: list[Path]) -> Iterator[Path]:
-    """The files, with a bar on a terminal."""
-    shown = sys.stderr.isatty() and len(files) > 20
-    for number, file in enumerate(files, start=1):
-        yield file
-        if shown and (number % 10 == 0 or number == len(files)):
-            bar = "#" * (30 * number // len(files))
-            print(f"\r[{bar:30}] {number} of {len(files)} files", end="\n" * (number == len(files)), file=sys.stderr)
+def _with_progress(programs: list[Program]) -> Iterator[Program]:
+    """The programs that speak of JAX, with a bar on a terminal."""
+    shown, last = sys.stderr.isatty() and len(programs) > 20, len(programs)
+    for number, program in enumerate(programs, start=1):
+        yield program
+        if shown and (number % 10 == 0 or number == last):
+            bar = "#" * (30 * number // last)
+            print(f"\r[{bar:30}] {number} of {last} files", end="\n" * (number == last), file=sys.stderr, flush=True)
 
 
 def _summary(checked: findings.Checked) -> str:
-    count = len(checked.programs)
-    files = f"{count} file{'s' * (count != 1)}"
-    if not checked.reported:
-        return f"No removed name found in {files} (jax {checked.jax}).\n{NOT_SEEN}"
     names = Counter(finding.dies for finding in checked.reported)
-    uses = f"{names.total()} use{'s' * (names.total() != 1)} of removed names in {files} (jax {checked.jax})"
-    if not names[True]:
-        return f"{uses}; install() restores all:\n{HOW}.\n{NOT_SEEN}"
-    return f"{uses}: {names[True]} to change by hand, {names[False]} that install() restores.\n{NOT_SEEN}"
+    counts = (names.total(), "use"), (len(checked.programs), "file")
+    uses, files = (f"{count} {of}{'s' * (count != 1)}" for count, of in counts)
+    found = f"{uses} of removed names" if checked.reported else "No removed name found"
+    restored = f"; install() restores all:\n{HOW}" if checked.reported else ""
+    by_hand = f": {names[True]} to change by hand, {names[False]} that install() restores"
+    return f"{found} in {files} (jax {checked.jax}){by_hand if names[True] else restored}.\n{NOT_SEEN}"
 
 
 def _as_json(checked: findings.Checked) -> Iterator[dict[str, object]]:
     for finding in checked.reported:
-        where = {"path": str(finding.path), "cell": finding.cell, "line": finding.line, "column": finding.column}
-        gone = {"name": finding.gone.name, "kind": finding.gone.kind, "until": finding.gone.until}
-        yield {**where, **gone, "dies": finding.dies, "remedy": finding.gone.remedy}
+        own = {name: getattr(finding, name) for name in ("cell", "line", "column", "dies")}
+        gone = {name: getattr(finding.gone, name) for name in ("name", "kind", "until", "remedy")}
+        yield {"path": str(finding.path), **own, **gone}
 
 
 def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
@@ -110,6 +100,6 @@ def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
             sys.stdout.writelines(difflib.unified_diff(before, after, str(path), str(path), n=1))
     errors = [finding for finding in checked.findings if finding.gone.kind == table.ERROR]
     left = [f"{finding}{'; needs install()' * (not finding.dies)}" for finding in fixed.left]
-    done = f"{len(fixed.contents)} file{'s' * (len(fixed.contents) != 1)} {'' if write else 'would be '}rewritten"
-    print(*errors, *left, f"{done}, {len(left)} names left.\n{NOT_SEEN}", sep="\n")
+    done = f"{'' if write else 'would be '}rewritten: {len(fixed.contents)}, names left: {len(left)}"
+    print(*errors, *left, f"Files {done}.\n{NOT_SEEN}", sep="\n")
     return LEFT if left else FOUND if errors else CLEAN

@@ -8,11 +8,12 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from xmap_compat.tools.check import table
 from xmap_compat.tools.check.findings import Checked, Finding, check
-from xmap_compat.tools.check.texts import Names, text_of
-from xmap_compat.tools.source.layout import Edit, applied, before_jax, replacing
+from xmap_compat.tools.source.bindings import Names, text_of
+from xmap_compat.tools.source.layout import Edit, applied, before_jax, in_place_of, replacing
 from xmap_compat.tools.source.reading import Program, read
 
 INSTALL = "import xmap_compat; xmap_compat.install()"
@@ -33,7 +34,6 @@ class Fixed:
 
     contents: dict[Path, bytes]  # the new contents of the files that need one
     left: tuple[Finding, ...]  # what it could not mend, each with ``path``, ``line``, ``gone.name``, ``gone.remedy``
-    needs_install: bool  # whether a file needs ``install()``, which its new text calls if it may
 
 
 def fixed(paths: Sequence[Path], *, install: bool = True, keep: Collection[str] = ()) -> Fixed:
@@ -48,24 +48,20 @@ def fixed(paths: Sequence[Path], *, install: bool = True, keep: Collection[str] 
 
 
 def edited(checked: Checked, install: bool = True, keep: Collection[str] = ()) -> Fixed:
-    found: dict[Path, list[Finding]] = defaultdict(list)
-    for finding in checked.findings:
-        if finding.gone.name not in keep:
-            found[finding.path].append(finding)
-    contents, left, needs = {}, [], False
+    contents, left = {}, []
     for program in checked.programs:
-        if program.path not in found or program.errors:
+        found = [f for f in checked.findings if f.path == program.path and f.gone.name not in keep]
+        if not found or program.errors:
             continue
-        file = _File(program, found[program.path], set(_taken(program.path, checked.programs)))
+        file = _File(program, found, set(_taken(program.path, checked.programs)))
         edits = [*file.edits, *before_jax(program.tree, file.lines(install))]
         new = applied(program.path.read_bytes(), str(program.path), edits) if edits else b""
         if read(program.path, new).errors:
-            left += found[program.path]
+            left += found
             continue
         contents.update({program.path: new} if edits else {})
         left += file.left + file.installed * (not install)
-        needs |= bool(file.installed)
-    return Fixed(contents, tuple(left), needs)
+    return Fixed(contents, tuple(left))
 
 
 def _taken(path: Path, programs: Iterable[Program]) -> Iterator[str]:
@@ -85,33 +81,27 @@ class _File:
     def __init__(self, program: Program, findings: list[Finding], taken: set[str]):
         self._text, self._lines = program.text, program.text.split("\n")
         self._names = Names(program.tree)
-        self._parents = {child: node for node in self._names.nodes for child in ast.iter_child_nodes(node)}
         self._exported = taken | {text for node in self._names.nodes if (text := text_of(node))}
         self._rewritten: set[ast.AST] = set()
         self._added: set[str] = set()
         self.edits: list[Edit] = []
         self.left: list[Finding] = []
         self.installed: list[Finding] = []
-        calls = [node for node in self._names.nodes if isinstance(node, ast.Call)]
-        self._differs = {f"{table.MAPS}.xmap"} if any(map(self._may_be_undeclared, calls)) else set()
+        # Only the xmap of install() accepts results that vary over an axis which their out_axes do not name.
+        undeclared = "axis_resources" in program.text and not _REDUCES.search(program.text)
+        self._differs = {f"{table.MAPS}.xmap"} if undeclared else set()
         self._differs |= {*MESHES} if _COMPARES.search(program.text) else set()
-        by_statement: dict[ast.AST, dict[ast.AST, Finding]] = defaultdict(dict)
+        of_aliases = {finding.node: finding for finding in findings if isinstance(finding.node, ast.alias)}
         for finding in findings:
-            if isinstance(finding.node, ast.alias):
-                by_statement[self._parents[finding.node]][finding.node] = finding
-            else:
+            if finding.node not in of_aliases:
                 self._use(finding)
-        for statement, of_statement in by_statement.items():
-            self._import(statement, of_statement)
+        for statement in {self._names.parents[alias]: None for alias in of_aliases}:
+            self._import(statement, of_aliases)
 
     def lines(self, install: bool) -> list[str]:
         """The imports that its edits need, and the call of ``install()``."""
-        lines = sorted(f"import {name}" for name in self._added)
-        return (
-            [line for line in lines if line != "import xmap_compat"] + [INSTALL]
-            if self.installed and install
-            else lines
-        )
+        installs = [INSTALL] if self.installed and install else []
+        return [f"import {name}" for name in sorted(self._added) if f"import {name};" not in str(installs)] + installs
 
     def _leave(self, finding: Finding) -> None:
         """Not rewritten: ``install()`` gives the name, or a hand has to."""
@@ -128,9 +118,7 @@ class _File:
 
     def _use(self, finding: Finding) -> None:
         node, now = finding.node, self._now(finding)
-        if isinstance(node, ast.Name) and any(isinstance(each, str) for each in self._names.bound.get(node.id, ())):
-            self.left += [finding] * finding.dies  # its import is edited
-        elif isinstance(node, ast.keyword) and finding.gone.name in _SAME_KEYWORDS and node.arg:
+        if isinstance(node, ast.keyword) and finding.gone.name in _SAME_KEYWORDS and node.arg:
             at = node.lineno, node.col_offset
             self.edits.append(Edit(at, (at[0], at[1] + len(node.arg)), _SAME_KEYWORDS[finding.gone.name]))
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and now and self._attribute(node, now):
@@ -149,11 +137,8 @@ class _File:
         if self._names.bound.get(root) and self._names.meaning(root) != root:
             return False
         needed = module if module.startswith(("jax.extend", "jax.example_libraries", "collections")) else root
-        imports = (
-            n for n, parent in self._parents.items() if isinstance(n, ast.Import) and isinstance(parent, ast.Module)
-        )
-        top = {a.name for n in imports for a in n.names if not a.asname}
-        self._added |= set() if any(f"{t}.".startswith(f"{needed}.") for t in top) else {needed}
+        if not re.search(rf"(?m)^import (.*, *)?{re.escape(needed)}(\.\w+)*\s*(,|;|#|$)", self._text):
+            self._added.add(needed)
         self.edits.append(replacing(node, now))
         return True
 
@@ -162,7 +147,7 @@ class _File:
     def _stays(self, node: ast.AST | None) -> bool:
         """Whether a node is not part of what was rewritten."""
         while node is not None and node not in self._rewritten:
-            node = self._parents.get(node)
+            node = self._names.parents.get(node)
         return node is None
 
     def _is_used(self, local: str) -> bool:
@@ -170,8 +155,7 @@ class _File:
         names = (n for n in self._names.nodes if isinstance(n, ast.Name) and n.id == local)
         return local in self._exported or any(not isinstance(n.ctx, ast.Store) and self._stays(n) for n in names)
 
-    def _import(self, statement: ast.AST, findings: dict[ast.AST, Finding]) -> None:
-        assert isinstance(statement, (ast.Import, ast.ImportFrom))
+    def _import(self, statement: Any, findings: dict[ast.alias, Finding]) -> None:
         home = f"from {statement.module} import " if isinstance(statement, ast.ImportFrom) else "import "
         heads: dict[str, list[str]] = defaultdict(list)  # the new statements
         for alias in statement.names:
@@ -194,34 +178,5 @@ class _File:
                 heads["import "].append(f"{now} as {local}" if local not in ("", now) else now)
         if heads != {home: [ast.unparse(alias) for alias in statement.names]}:
             self._rewritten.add(statement)
-            self._statement(statement, [head + ", ".join(dict.fromkeys(names)) for head, names in heads.items()])
-
-    def _statement(self, node: ast.Import | ast.ImportFrom, statements: list[str]) -> None:
-        """Put statements in the place of an import; its comments stay."""
-        edit = replacing(node, "")
-        (line, column), (end_line, end_column) = edit.start, edit.end
-        before = self._lines[line - 1].encode()[:column].decode()
-        after = self._lines[end_line - 1].encode()[end_column:].strip()
-        inner = "\n".join(self._lines[line - 1 : end_line])
-        comments = [] if before.strip() else re.findall(r"#[^\n\r]*", inner[: inner.rfind(")") + 1])
-        parent = self._parents[node]
-        alone = any(getattr(parent, name, None) == [node] for name in ("body", "orelse", "finalbody"))
-        if not (statements or alone or before.strip() or after or comments):
-            self.edits.append(Edit((line, 0), (end_line + 1, 0), ""))
-        else:
-            separator = "; " if before.strip() else "\n" + before
-            new = separator.join([*comments, *(statements or ["pass"])])
-            self.edits.append(edit._replace(text=new))
-
-    # ------------------------------------------------------- names that are not always the same
-
-    def _may_be_undeclared(self, call: ast.Call) -> bool:
-        """Whether an ``xmap`` may return what its ``out_axes`` do not name: only that of ``install()`` accepts it."""
-        args = call.args if self._names.dotted(call.func) == "functools.partial" else [call.func, *call.args]
-        given = dict(zip(("xmap", "fun", "in_axes", "out_axes"), args)) | {str(k.arg): k.value for k in call.keywords}
-        if self._names.dotted(given.get("xmap")) != f"{table.MAPS}.xmap" or "axis_resources" not in given:
-            return False
-        specs = [given.get("in_axes", call), given.get("out_axes", call)]
-        ins, out = ({text for part in ast.walk(spec) if (text := text_of(part))} for spec in specs)
-        literal = not any(isinstance(n, (ast.Name, ast.Call)) for spec in specs for n in ast.walk(spec))
-        return not literal or (bool(ins - out) and not _REDUCES.search(self._text))
+            new = [head + ", ".join(dict.fromkeys(names)) for head, names in heads.items()]
+            self.edits.append(in_place_of(statement, self._names.parents[statement], self._lines, new))

@@ -22,7 +22,7 @@ def ask(questions: Iterable[str]) -> dict[str, Any]:
     """JAX's release, as ``jax``, and for PLAIN and INSTALLED the truth of each question, None where that is unknown.
 
     A question is an expression about JAX, with its names as ``at('jax.numpy')``, or ``has('jax.tree_map')``,
-    ``takes('jax.jit', 'static_argnum')`` or ``option('jax_array')``.
+    or ``takes('jax.jit', 'static_argnum')``.
     """
     home = str(Path(__file__).parents[3])
     program = f"import sys; sys.path.append({home!r}); from xmap_compat.tools.check import facts; facts._answer()"
@@ -36,10 +36,8 @@ def ask(questions: Iterable[str]) -> dict[str, Any]:
         raise NoJax(f"check looks up names in the JAX of this environment, which cannot be imported: {why}") from None
 
 
-# ------------------------------------------------------------------------- in that process
-
-
 def _answer() -> None:
+    """What that process does."""
     questions = json.load(sys.stdin)
     found = {"jax": vars(importlib.import_module("jax"))["__version__"], PLAIN: {q: _value(q) for q in questions}}
     importlib.import_module("xmap_compat.legacy.restore").install()
@@ -48,7 +46,7 @@ def _answer() -> None:
 
 def _value(question: str) -> bool | None:
     try:
-        return bool(eval(question, {"at": _at, "has": _has, "takes": _takes, "option": _option}))
+        return bool(eval(question, {"at": _at, "has": _has, "takes": _takes}))
     except Exception:
         return None
 
@@ -63,7 +61,8 @@ def _has(name: str) -> bool:
     except NotImplementedError:  # a name that raises when used
         return True
     except AttributeError:
-        return False
+        home, _, last = name.rpartition(".")
+        return hasattr(sys.modules.get(home), last)  # where a function hides the module of its name
     except ImportError as error:  # a module whose own imports fail is not gone: jax2tf without tensorflow
         return not (error.name or "jax").startswith("jax")
     return True
@@ -71,10 +70,9 @@ def _has(name: str) -> bool:
 
 def _takes(function: str, keyword: str) -> bool:
     """Whether a function takes a keyword, as its signature says."""
-    parameters = inspect.signature(_at(function)).parameters
+    called = _at(function)
+    if not hasattr(called, "__name__"):  # a member of an enum, say
+        return True
+    parameters = inspect.signature(called).parameters
     named = keyword in parameters and parameters[keyword].kind is not inspect.Parameter.POSITIONAL_ONLY
     return named or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _option(name: str) -> bool:
-    return name in _at("jax.config").values

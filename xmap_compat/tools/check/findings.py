@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.util
+import operator
 import re
 import tempfile
 from collections import defaultdict
@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from xmap_compat.tools.check import checker, facts, table
+from xmap_compat.tools.check import checker, facts, guards, table
 from xmap_compat.tools.check.checker import Reported
 from xmap_compat.tools.check.facts import INSTALLED, PLAIN
-from xmap_compat.tools.check.guards import Guards, Place
-from xmap_compat.tools.check.texts import Names
-from xmap_compat.tools.source.reading import Error, Program, read, source_files
+from xmap_compat.tools.check.texts import Texts
+from xmap_compat.tools.source.reading import Program, read, source_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,51 +61,46 @@ class _Use:
     question: str  # whether it is there
     used: bool  # called, or asked for an attribute
     at: tuple[int, int]
-    place: Place
+    tests: list[guards.Test]  # what holds where it is reached
+    tries: list[guards.Part]
+    caught: bool  # whether an error there is caught, and not raised again
 
 
-def check(paths: Sequence[Path], progress: Callable[[list[Path]], Iterable[Path]] = iter) -> Checked:
+def check(paths: Sequence[Path], progress: Callable[[list[Program]], Iterable[Program]] = iter) -> Checked:
     """Read the files and folders of ``paths``, and find in them what JAX removed."""
-    programs = tuple(read(path) for path in progress(list(source_files(paths))))
+    programs = tuple(read(path) for path in source_files(paths))
     near = _near_jax(programs)
-    reported = _reported([program for program in near if not program.errors])
-    uses = [(program, list(_Reader(program).uses(reported[program.path]))) for program in near]
-    questions = {question for _, own in uses for use in own for question in (use.question, *dict(use.place.tests))}
+    reported = _reported(near)
+    uses = [(program, list(_Reader(program).uses(reported[program.path]))) for program in progress(near)]
+    questions = {question for _, own in uses for use in own for question in (use.question, *dict(use.tests))}
     answers = facts.ask(questions)
-    unread = [
-        _unread(program, error) for program in programs if program in near or program.unread for error in program.errors
-    ]
     found = [finding for program, own in uses for finding in _judged(program, own, answers)]
-    by_place = lambda f: (str(f.path), f.cell, f.line, f.column)  # noqa: E731
-    return Checked(programs, tuple(sorted([*unread, *found], key=by_place)), answers["jax"])
-
-
-def _unread(program: Program, error: Error) -> Finding:
-    line, column, message = error
-    return Finding(program.path, *program.where(line), column, table.Gone("cannot be read", table.ERROR, message))
+    for program in programs:
+        for line, column, message in program.errors if program in near else program.unread:
+            gone = table.Gone("cannot be read", table.ERROR, message)
+            found.append(Finding(program.path, *program.where(line), column, gone))
+    by_place = operator.attrgetter("path", "cell", "line", "column")
+    return Checked(programs, tuple(sorted(found, key=by_place)), answers["jax"])
 
 
 def _near_jax(programs: Iterable[Program]) -> list[Program]:
-    """The programs that speak of JAX, or import what imports it: the others are not even parsed."""
-    stems = [p.path.stem for p in programs if re.search(r"(?m)^\s*(from|import) jax\b", p.text)]
-    imports = re.compile(rf"(?m)^\s*(from|import)\b.*\b({'|'.join(map(re.escape, stems))})\b")
-    return [p for p in programs if "jax" in p.text or (stems and imports.search(p.text))]
+    """The programs that may ask JAX for something, or import what imports it: the others are not even parsed."""
+    own = re.compile(r"\bfrom\s+jax|\bimport\b.*\bjax|__import__|import_module|modules")
+    near = [program for program in programs if "jax" in program.text and own.search(program.text)]
+    stems = {(p.path.parent if p.path.stem == "__init__" else p.path).stem for p in near} | {"jax"}
+    imports = re.compile(rf"(?m)^\s*(from|import)\b.*\b({'|'.join(map(re.escape, sorted(stems)))})\b")
+    return [program for program in programs if program in near or imports.search(program.text)]
 
 
 def _reported(programs: Iterable[Program]) -> dict[Path, list[Reported]]:
     """What ty says about each program."""
-    spec, found = importlib.util.find_spec("jax"), defaultdict(list)
-    if spec is None or spec.origin is None:
-        raise facts.NoJax("check looks up names in the JAX of this environment, which has none. Install jax")
+    found, files, roots = defaultdict(list), {}, []
     with tempfile.TemporaryDirectory(prefix="xmap_compat") as temporary:
         folder = Path(temporary).resolve()
-        modules = dict.fromkeys(table.MODULES, "")
-        modules |= {old: f"from {now} import *\n" for old, now in table.MOVED.items()}
-        checker.mark(Path(spec.origin).parent, table.NAMES.keys() - modules.keys(), modules, folder)
-        files, roots = {}, [folder]
         for number, program in enumerate(programs):
             path = program.path.resolve()
-            roots.append(_root_of(path))
+            # Where its own modules are imported from: the first folder above it that is no package.
+            roots.append(next(above for above in path.parents if not (above / "__init__.py").exists()))
             if path.suffix != ".py":
                 path = folder / f"notebook{number}.py"
                 path.write_text(program.text, encoding="utf-8")
@@ -116,48 +110,37 @@ def _reported(programs: Iterable[Program]) -> dict[Path, list[Reported]]:
     return found
 
 
-def _root_of(path: Path) -> Path:
-    """The folder from which a file's module is imported: the first one above it that is no package."""
-    return next(folder for folder in path.parents if not (folder / "__init__.py").exists())
-
-
 class _Reader:
     """The uses in one program."""
 
     def __init__(self, program: Program):
-        self._names = Names(program.tree)
-        self._guards = Guards(self._names)
+        self._names = Texts(program.tree)
         self._lines = program.text.split("\n")
 
     def uses(self, reported: Iterable[Reported]) -> Iterator[_Use]:
-        stored = (n for n in self._names.nodes if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load))
-        calls = (n for n in self._names.nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == "setattr")
+        attributes = [node for node in self._names.nodes if isinstance(node, ast.Attribute)]
+        stored = [node for node in attributes if not isinstance(node.ctx, ast.Load)]
+        calls = [n for n in self._names.nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == "setattr"]
         own = {self._names.dotted(node) for node in (*stored, *calls)}  # what the program itself puts into JAX
-        found = [(self._node(report), report.name, f"has({report.name!r})") for report in reported]
-        found = [each for each in found if not self._is_found_before(*each[:2])]
+        by_end = {(node.end_lineno, node.end_col_offset): node for node in attributes}
+        ends = {report: len(self._lines[report.line - 1][: report.column - 1].encode()) for report in reported}
+        found = [(by_end.get((r.line, end)), r.name, "") for r, end in ends.items()]
         for node, name, question in (*found, *self._names.asked(), *self._refusals()):
-            if name not in own and (name in table.ARRAY or not name.startswith("jax.Array.")):
-                yield self._use(node, name, question)
-
-    def _is_found_before(self, node: ast.AST, name: str) -> bool:
-        """Whether a name was found where it got its value: in an assignment, or an import that ``install()`` mends."""
-        bound = self._names.bound.get(node.id, []) if isinstance(node, ast.Name) else []
-        restored = name not in table.NAMES or table.NAMES[name].kind == table.RESTORED
-        return any(isinstance(each, ast.expr) or (restored and isinstance(each, str)) for each in bound)
+            if node and name not in own and (name in table.ARRAY or not name.startswith("jax.Array.")):
+                yield self._use(node, name, question or f"has({name!r})")
 
     def _refusals(self) -> Iterator[tuple[ast.AST, str, str]]:
         """Where a program itself raises because a name is gone: ``assert hasattr(jax, 'x')``."""
         for node in self._names.nodes:
             if isinstance(node, (ast.Raise, ast.Assert)):
-                tests = self._guards.place(node, Exception).tests
-                tests += tuple(self._guards.questions(node.test, False)) if isinstance(node, ast.Assert) else ()
-                asked = (
-                    re.fullmatch(r"hasattr\(at\('(jax[\w.]*)'\), '(\w+)'\)", test) for test, holds in tests if not holds
-                )
-                yield from ((node, f"{a[1]}.{a[2]}", f"has('{a[1]}.{a[2]}')") for a in asked if a)
+                tests = guards.place(self._names, node, Exception)[0]
+                tests += guards.questions(self._names, node.test, False) if isinstance(node, ast.Assert) else ()
+                failing = " ".join(test for test, holds in tests if not holds)
+                for owner, name in re.findall(r"hasattr\(at\('(jax[\w.]*)'\), '(\w+)'\)", failing):
+                    yield node, f"{owner}.{name}", ""
 
     def _use(self, node: Any, name: str, question: str) -> _Use:
-        line, column, parent = node.lineno, node.col_offset, self._guards.parent(node)
+        line, column, parent = node.lineno, node.col_offset, self._names.parents.get(node)
         error: type[Exception] = AttributeError
         if isinstance(node, ast.Attribute):  # where its name stands
             line, column = node.end_lineno or 0, (node.end_col_offset or 0) - len(node.attr.encode())
@@ -169,22 +152,12 @@ class _Reader:
             error = ModuleNotFoundError
         used = "(" in name or node in (getattr(parent, "func", None), getattr(parent, "value", None))
         column = len(self._lines[line - 1].encode()[:column].decode(errors="replace")) + 1
-        return _Use(node, name, question, used, (line, column), self._guards.place(node, error))
-
-    def _node(self, report: Reported) -> Any:
-        """The innermost node around what ty reports."""
-        start, end = (
-            (line, len(self._lines[line - 1][: column - 1].encode())) for line, column in (report.start, report.end)
-        )
-        nodes: list[Any] = [node for node in self._names.nodes if hasattr(node, "lineno")]
-        around = (n for n in nodes if (n.lineno, n.col_offset) <= start and end <= (n.end_lineno, n.end_col_offset))
-        return [*around][-1]
+        return _Use(node, name, question, used, (line, column), *guards.place(self._names, node, error))
 
 
 def _judged(program: Program, uses: Iterable[_Use], answers: dict[str, Any]) -> Iterator[Finding]:
     """The uses of what this JAX lacks, each place once."""
     failed: set[tuple[ast.Try, str]] = set()  # the try statements whose body fails
-    found = {}
     lacking: set[str] = set()
     for use in sorted({(use.at, use.name): use for use in uses}.values(), key=lambda use: use.at):
         gone, owner = _gone(use, answers), use.name.rpartition(".")[0]
@@ -194,11 +167,10 @@ def _judged(program: Program, uses: Iterable[_Use], answers: dict[str, Any]) -> 
             fails = {}
             for mode in (PLAIN, INSTALLED):
                 fails[mode] = _fails(use, gone, mode, answers[mode], failed)
-                failed |= {(node, mode) for node, part in use.place.tries if part == "body" and fails[mode]}
-            reported, dies = (fails[mode] and not use.place.caught for mode in (PLAIN, INSTALLED))
+                failed |= {(node, mode) for node, part in use.tries if part == "body" and fails[mode]}
+            reported, dies = (fails[mode] and not use.caught for mode in (PLAIN, INSTALLED))
             place = (program.path, *program.where(use.at[0]), use.at[1])
-            found[place, gone.name] = Finding(*place, gone, use.node, dies, not (reported or dies), use.place.caught)
-    yield from found.values()
+            yield Finding(*place, gone, use.node, dies, not (reported or dies), use.caught)
 
 
 def _gone(use: _Use, answers: dict[str, Any]) -> table.Gone | None:
@@ -215,8 +187,8 @@ def _fails(use: _Use, gone: table.Gone, mode: str, answers: dict[str, bool | Non
     """Whether an error is raised there, in plain Python or under ``install()``."""
     if mode == INSTALLED and (gone.kind == table.RESTORED or (gone.kind == table.REFUSED and not use.used)):
         return False
-    reached = all(answers[test] in (None, holds) for test, holds in use.place.tests)
-    for node, part in use.place.tries:
+    reached = all(answers[test] in (None, holds) for test, holds in use.tests)
+    for node, part in use.tries:
         has_failed = (node, mode) in failed
         reached &= not has_failed if part != "handler" else has_failed or not _only_imports_jax(node)
     return reached

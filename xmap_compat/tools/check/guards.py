@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-import dataclasses
+import contextlib
+import copy
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from xmap_compat.tools.check.texts import Names
+from xmap_compat.tools.source.bindings import Names
 
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -20,59 +21,36 @@ _CALLED = re.compile(
 _ROOTS = ("jax", "jaxlib", "packaging", "re", "importlib")
 
 Test = tuple[str, bool]  # a question to ``facts``, and its answer where a place is reached
+Part = tuple[ast.Try, str]  # a try, and where in it: body, else, handler
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a node stands."""
-
-    tests: tuple[Test, ...]
-    tries: tuple[tuple[ast.Try, str], ...]  # the tries around it, each with its part: body, else, handler
-    caught: bool  # whether an error there is caught, and not raised again
-
-
-class Guards:
-    def __init__(self, names: Names):
-        self._names = names
-        self._parents = {child: node for node in names.nodes for child in ast.iter_child_nodes(node)}
-
-    def parent(self, node: ast.AST) -> ast.AST | None:
-        return self._parents.get(node)
-
-    def place(self, node: ast.AST, error: type[Exception]) -> Place:
-        around: list[tuple[ast.expr, bool]] = []
-        tries: list[tuple[ast.Try, str]] = []
-        caught = in_function = False
-        while (parent := self._parents.get(node)) is not None:
-            around += _tests(node, parent)
-            if isinstance(parent, (ast.Try, ast.TryStar)) and not in_function:
-                part = "body" if node in parent.body else "else" if node in parent.orelse else "handler"
-                tries.append((parent, part))  # type: ignore[arg-type]
-                handler = next((h for h in parent.handlers if _catches(h.type, error)), None)
-                caught |= part == "body" and handler is not None and _ends_well(handler.body[-1])
-            elif isinstance(parent, ast.With) and not in_function:
-                caught |= any(_suppresses(item.context_expr, error) for item in parent.items)
-            in_function |= isinstance(parent, _FUNCTIONS) and isinstance(node, ast.stmt)
-            node = parent
-        tests = tuple(question for test in around for question in self.questions(*test))
-        return Place(tests, tuple(tries), caught)
-
-    def questions(self, test: ast.expr, holds: bool) -> Iterator[Test]:
-        """A test as ``facts`` can answer it; ``a and b`` that holds is two tests."""
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            yield from self.questions(test.operand, not holds)
-        elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
-            for value in test.values:
-                yield from self.questions(value, holds)
-        else:
-            try:
-                yield ast.unparse(_Question(self._names).visit(_copy(test))), holds
-            except _NotOfJax:
-                return
+def place(names: Names, node: ast.AST, error: type[Exception]) -> tuple[list[Test], list[Part], bool]:
+    """The tests on the way to a node, the parts of ``try`` around it, and whether such an error is caught there."""
+    tests: list[Test] = []
+    tries: list[Part] = []
+    caught = in_function = False
+    while (parent := names.parents.get(node)) is not None:
+        tests += [question for test in _tests(node, parent) for question in questions(names, *test)]
+        if isinstance(parent, (ast.Try, ast.TryStar)) and not in_function:
+            part = "body" if node in parent.body else "else" if node in parent.orelse else "handler"
+            tries.append((parent, part))  # type: ignore[arg-type]
+            handler = next((h for h in parent.handlers if _catches(h.type, error)), None)
+            caught |= part == "body" and handler is not None and _ends_well(handler.body[-1])
+        in_function |= isinstance(parent, _FUNCTIONS) and isinstance(node, ast.stmt)
+        node = parent
+    return tests, tries, caught
 
 
-def _copy(node: ast.expr) -> ast.expr:
-    return ast.parse(ast.unparse(node), mode="eval").body
+def questions(names: Names, test: ast.expr, holds: bool) -> Iterator[Test]:
+    """A test as ``facts`` can answer it; ``a and b`` that holds is two tests."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from questions(names, test.operand, not holds)
+    elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
+        for value in test.values:
+            yield from questions(names, value, holds)
+    else:
+        with contextlib.suppress(_NotOfJax):
+            yield ast.unparse(_Question(names).visit(copy.deepcopy(test))), holds
 
 
 def _tests(child: Any, parent: Any) -> Iterator[tuple[ast.expr, bool]]:
@@ -83,12 +61,8 @@ def _tests(child: Any, parent: Any) -> Iterator[tuple[ast.expr, bool]]:
         yield from ((value, isinstance(parent.op, ast.And)) for value in parent.values[: parent.values.index(child)])
     block = next((b for _, b in ast.iter_fields(parent) if isinstance(b, list) and child in b), [child])
     for before in block[: block.index(child)]:
-        if isinstance(before, ast.Assert):
-            yield before.test, True
-        elif isinstance(before, ast.If) and isinstance(before.body[-1], _ENDS):
+        if isinstance(before, ast.If) and isinstance(before.body[-1], _ENDS):
             yield before.test, False
-        elif isinstance(before, ast.If) and before.orelse and isinstance(before.orelse[-1], _ENDS):
-            yield before.test, True
 
 
 def _ends_well(last: ast.stmt) -> bool:
@@ -100,11 +74,6 @@ def _catches(caught: ast.expr | None, error: type[Exception]) -> bool:
     parts = caught.elts if isinstance(caught, ast.Tuple) else [caught]
     kinds = (getattr(builtins, getattr(p, "attr", getattr(p, "id", "")), ()) for p in parts)
     return caught is None or any(issubclass(error, kind) for kind in kinds)
-
-
-def _suppresses(context: ast.expr, error: type[Exception]) -> bool:
-    is_call = isinstance(context, ast.Call) and ast.unparse(context.func).endswith("suppress")
-    return is_call and any(_catches(argument, error) for argument in context.args)  # type: ignore[attr-defined]
 
 
 class _NotOfJax(Exception):
@@ -125,7 +94,7 @@ class _Question(ast.NodeTransformer):
             return ast.Call(ast.Name("at"), [ast.Constant(meant)], [])
         if isinstance(meant, ast.expr) and not isinstance(meant, ast.Name) and self._depth:
             self._depth -= 1
-            return self.visit(_copy(meant))
+            return self.visit(copy.deepcopy(meant))
         if self._names.bound.get(node.id):
             raise _NotOfJax
         return node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 import warnings
@@ -17,7 +18,7 @@ from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 _OWN = str(Path(__file__).parents[2])
 _INSTALLED = ("site-packages", "dist-packages")
 _GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.vjp")
-_EXACT = ": exact through an xmapped function; legacy's was larger by the size of an axis for each psum"
+_EXACT = "exact through an xmapped function; legacy's was larger by the size of an axis for each psum"
 
 
 class _Lookups:
@@ -31,8 +32,7 @@ class _Lookups:
 
     def watch(self) -> None:
         """Note from now on what is asked of the modules that lost names."""
-        lost: dict[str, set[str]] = defaultdict(set)
-        lost["jax"] |= {name.removeprefix("jax.") for name in _GRADIENTS}
+        lost = defaultdict(set, jax={name.removeprefix("jax.") for name in _GRADIENTS})
         for name, gone in {**table.NAMES, **table.MODULES}.items():
             if table.release(gone.until) < table.release(vars(sys.modules["jax"])["__version__"]):
                 module, _, last = name.rpartition(".")
@@ -66,29 +66,26 @@ class _Lookups:
         self._shown_by_python(message, category, filename, lineno, *rest)
 
     def lines(self) -> list[str]:
-        names = {name for _, _, name in self.counts}
         sections: dict[str, list[str]] = {"": [], "in installed packages:": [], "what differs from legacy:": []}
         for (file, line, name), count in sorted(self.counts.items()):
             gone = table.known(name)
-            differs = "what differs from legacy:" * (gone is None)
-            if differs and name in _GRADIENTS and f"{table.MAPS}.xmap" not in names:
-                continue
-            installed = "in installed packages:" * any(part in file for part in _INSTALLED)
-            times = f" ({count} lookups)" if count > 1 and gone else ""
-            said = f"{name}{times}: {gone.remedy}" if gone else name + _EXACT * (name in _GRADIENTS)
-            sections[differs or installed].append(f"{self._where(file, line)}: {said}")
+            where, times = self._where(file, line), f" ({count} lookups)" * (count > 1)
+            if gone is not None:
+                head = "in installed packages:" * any(part in file for part in _INSTALLED)
+                sections[head].append(f"{where}: {name}{times}: {gone.remedy}")
+            elif name not in _GRADIENTS:
+                sections["what differs from legacy:"].append(f"{where}: {name}")
+            elif any(looked_up == f"{table.MAPS}.xmap" for _, _, looked_up in self.counts):
+                sections["what differs from legacy:"].append(f"{where}: {name}: {_EXACT}")
         count = len(sections[""])
-        places = f"{count} places looked up names that JAX removed" if count else ""
-        shown = [f"xmap_compat check: {places or 'the program looked up no name that JAX removed'}"]
-        for head, section in sections.items():
-            shown += (["", head] if head and section else []) + section
-        return shown
+        looked = f"{count} places looked up names" if count else "the program looked up no name"
+        shown = [f"xmap_compat check: {looked} that JAX removed", *sections.pop("")]
+        return shown + [line for head, lines in sections.items() if lines for line in ("", head, *lines)]
 
     def _where(self, file: str, line: int) -> str:
         if self._notebook is not None and file == str(self._notebook.path):
             return "{}:cell {}:{}".format(file, *self._notebook.where(line))
-        path = Path(file)
-        return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"
+        return f"{os.path.relpath(file) if file.startswith(os.getcwd()) else file}:{line}"
 
 
 def main(args: Sequence[str]) -> int:

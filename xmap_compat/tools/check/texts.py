@@ -1,4 +1,4 @@
-"""What a file's own names are bound to; and what no type checker sees: names as texts, options and keywords of JAX."""
+"""What no type checker sees: names as texts, options and keywords of JAX, and where they are imported."""
 
 from __future__ import annotations
 
@@ -6,91 +6,37 @@ import ast
 import contextlib
 import importlib.util
 import re
-from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 from xmap_compat.tools.check import table
+from xmap_compat.tools.source.bindings import Names, text_of
 
-Found = tuple[ast.AST, str, str]  # a node, the name that it asks for, and the question to ``facts`` whether it is there
+Found = tuple[
+    ast.AST, str, str
+]  # a node, the name that it asks for, and the question to ``facts`` if it is not `has(name)`
 _MODULE = re.compile(r"jax(\.\w+)+")
 
 
-class Names:
-    """What the names of a file are bound to: dotted names of imports, expressions assigned, or other nodes."""
-
-    def __init__(self, tree: ast.Module):
-        self.nodes = list(ast.walk(tree))
-        self.bound: dict[str, list[Any]] = defaultdict(list)
-        values: dict[ast.AST, ast.expr | None] = {}  # by their targets; None for those of a comprehension
-        for node in self.nodes:
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    root = alias.name.partition(".")[0]
-                    self.bound[alias.asname or root].append(alias.name if alias.asname else root)
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    self.bound[alias.asname or alias.name].append(f"{'.' * node.level}{node.module}.{alias.name}")
-            elif isinstance(node, ast.Assign):
-                values.update(dict.fromkeys(node.targets, node.value))
-            elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-                values[node.target] = node.value
-            elif isinstance(node, ast.comprehension):
-                values.update(dict.fromkeys(ast.walk(node.target)))
-            elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                self.bound[node.id] += [value] if (value := values.get(node, node)) is not None else []
-            elif isinstance(node, (ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                self.bound[getattr(node, "arg", "") or getattr(node, "name", "")].append(node)
-
-    def meaning(self, name: str) -> Any:
-        """What a name is bound to, if that is one thing."""
-        found = self.bound.get(name, [])
-        return found[0] if found and all(each == found[0] for each in found) else None
-
-    def dotted(self, node: Any, depth: int = 9) -> str:
-        """The dotted name of an expression; empty if it has none."""
-        match node:
-            case ast.Name(id=name) if depth:
-                meant = self.meaning(name)
-                return meant if isinstance(meant, str) else self.dotted(meant, depth - 1)
-            case ast.Attribute(value=owner, attr=name):
-                module = self.dotted(owner, depth)
-                return module and f"{module}.{name}"
-            case (
-                ast.Call(func=ast.Name(id="getattr"), args=[owner, key])
-                | ast.Call(func=ast.Name(id="setattr"), args=[owner, key, _])
-                | ast.Call(func=ast.Call(func=ast.Attribute(attr="attrgetter"), args=[key]), args=[owner])
-                | ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner]), slice=key)
-                | ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__"), slice=key)
-            ) if text := self.text(key):
-                module = self.dotted(owner, depth)
-                return module and f"{module}.{text}"
-            case ast.Subscript(value=ast.Attribute(attr="modules"), slice=key):
-                return self.text(key)
-            case ast.Call(args=[first, *_]) if self.dotted(node.func) in ("functools.partial", "jax.tree_util.Partial"):
-                return self.dotted(first, depth)
-        return ""
-
-    def text(self, node: Any) -> str:
-        """What a node is as a text, a literal or the name of one; empty if it is none."""
-        return text_of(self.meaning(node.id) if isinstance(node, ast.Name) else node)
+class Texts(Names):
+    """The names of a file, and what it asks of JAX by other means than an attribute that ty resolves."""
 
     def asked(self) -> Iterator[Found]:
         for node in self.nodes:
             match node:
                 case ast.Import(names=aliases):
-                    yield from ((alias, *_name(alias.name)) for alias in aliases if alias.name.startswith("jax."))
+                    yield from ((alias, alias.name, "") for alias in aliases if alias.name.startswith("jax."))
                 case ast.ImportFrom(module=str(module), names=aliases, level=0) if f"{module}.".startswith("jax."):
-                    named = ((a, f"{module}.{a.name}") if a.name != "*" else (node, module) for a in aliases)
-                    yield from ((place, *_name(name)) for place, name in named)
+                    yield from ((node, module, "") if a.name == "*" else (a, f"{module}.{a.name}", "") for a in aliases)
+                case ast.Name(id=name, ctx=ast.Load()) if gone := table.NAMES.get(self.dotted(node)):
+                    if gone.kind == table.REFUSED or not self.bound.get(name):  # of a star
+                        yield node, gone.name, ""
                 case ast.Call(func=ast.Name(id="eval" | "exec"), args=[code, *_]) if text := self.text(code):
                     with contextlib.suppress(SyntaxError):
-                        inner = Names(ast.parse(text))
+                        inner = Texts(ast.parse(text))
                         inner.bound |= {name: found for name, found in self.bound.items() if name not in inner.bound}
                         yield from ((node, *asked) for _, *asked in inner.asked())  # type: ignore[misc]
-                case ast.Attribute() | ast.Subscript() | ast.Call(func=ast.Name() | ast.Call()):
-                    name = self.dotted(node)
-                    yield from [(node, *_name(name))] if name.startswith("jax.") else []
+                case ast.Attribute() | ast.Subscript() | ast.Call() if (name := self.dotted(node)).startswith("jax."):
+                    yield node, name, ""
             if isinstance(node, ast.Call):
                 yield from self._options(node)
                 yield from self._keywords(node)
@@ -102,7 +48,7 @@ class Names:
             if option is not None and self.dotted(call.func.value) in ("jax.config", "jax.config.config"):
                 known = [text for node in self.nodes if (text := text_of(node)).startswith("jax_")]
                 for text in [text_of(option)] if text_of(option) else known:
-                    yield option, text, f"option({text!r})"
+                    yield option, text, f"{text!r} in at('jax.config').values"
 
     def _keywords(self, call: ast.Call) -> Iterator[Found]:
         """The keywords that a function of JAX is given, also through ``partial`` and a dictionary after ``**``."""
@@ -118,7 +64,7 @@ class Names:
                     given.update((text_of(key), keyword) for key in value.keys)
                 elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
                     given.update((str(k.arg), keyword) for k in value.keywords)
-            if not given.keys() & {"vmap_method", "vectorized"}:
+            if all(keyword.arg for keyword in call.keywords) and not given.keys() & {"vmap_method", "vectorized"}:
                 given["without vmap_method"] = call
             for name, node in given.items():
                 if (called, name) in table.KEYWORDS:
@@ -134,15 +80,7 @@ class Names:
         for text, call in inside.items():
             near = (base for base, other in inside.items() if other is call and base.startswith("jax"))
             if text.startswith(".") and (base := next(near, "")):
-                yield call, *_name(importlib.util.resolve_name(text, base))
+                yield call, importlib.util.resolve_name(text, base), ""
         for text in {text_of(node) for node in self.nodes} if calls else ():
             if _MODULE.fullmatch(text):
-                yield inside.get(text, next((c for c in calls if c not in inside.values()), calls[0])), *_name(text)
-
-
-def text_of(node: ast.AST | None) -> str:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def _name(name: str) -> tuple[str, str]:
-    return name, f"has({name!r})"
+                yield inside.get(text, next((c for c in calls if c not in inside.values()), calls[0])), text, ""

@@ -274,8 +274,12 @@ def names_taken(tree: ast.Module) -> set[str]:
 
 def _used(tree: ast.Module) -> set[str]:
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    exported = [n for n in tree.body if isinstance(n, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(n)]
-    return used | {str(c.value) for n in exported for c in ast.walk(n) if isinstance(c, ast.Constant)}
+    read: list[ast.AST] = [
+        n for n in tree.body if isinstance(n, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(n)
+    ]
+    read += [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") in ("exec", "eval")]
+    strings = (str(c.value) for n in read for c in ast.walk(n) if isinstance(c, ast.Constant))
+    return used | {word for text in strings for word in re.findall(r"\w+", text)}
 
 
 def _is_old(node: ast.AST) -> bool:

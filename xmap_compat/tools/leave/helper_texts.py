@@ -38,8 +38,7 @@ def helper_file(names: Iterable[str], choices: Mapping[Any, Sequence[tuple[Any, 
         table = "".join(f"    {literal(n)}: {literal([*parts])},\n" for n, parts in choices.items())
         lines = [line for name in needed for line in ("", "", *HELPERS[name])]
         text = text.replace("import jax.numpy as jnp\n", "import jax.numpy as jnp\nimport numpy as np\n", 1)
-        text += f"\n\n# For each named axis, the ways in which it is split.\nAXES = {{\n{table}}}\n" * (
-            "axes_of" in needed
-        )
+        if "axes_of" in needed:
+            text += f"\n\n# For each named axis, the ways in which it is split.\nAXES = {{\n{table}}}\n"
         text += "\n".join([*lines, ""])
     return text

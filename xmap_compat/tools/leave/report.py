@@ -68,9 +68,7 @@ class Report:
             words = [""] * len(cs)
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
         lines += [(str(k), c.where, c.function, str(c.calls), own) for k, (c, own) in enumerate(zip(cs, words), 1)]
-        print("\n".join(table(lines)))
-        for line in self.unreached():
-            print(line)
+        print("\n".join([*table(lines), *self.unreached()]))
         if self.kept and (pairs := re.search(r"^PAIRS = \((.+?),?\)", self.found.helpers, re.M)):
             print(messages.PAIRS.format(pairs[1]))
         count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
@@ -83,8 +81,7 @@ class Report:
         if self.left or len(self.kept) < len(cs):
             stays = [f"xmap of {c.where}" for c in cs if c not in self.kept]
             print(messages.LEFT.format(", ".join(dict.fromkeys([*stays, *self.left]))))
-        unverified = [c.where for c in self.kept if not is_verified(c)]
-        if unverified:
+        if unverified := [c.where for c in self.kept if not is_verified(c)]:
             print(f"edited without verification: {', '.join(unverified)}")
         return 0 if all(c in self.kept and is_verified(c) for c in cs) else 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -26,6 +26,64 @@ class Bindings:
         if isinstance(node, ast.Attribute) and (owner := self.of(node.value)):
             return f"{owner}.{node.attr}"
         return ""
+
+
+class Names:
+    """All that the names of a file are bound to: dotted names of imports, values of assignments, or other nodes."""
+
+    def __init__(self, tree: ast.Module):
+        self.nodes = list(ast.walk(tree))
+        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.bound: dict[str, list[Any]] = defaultdict(list)
+        self.stars: list[str] = []  # modules of which all names are imported
+        values: dict[ast.AST, ast.expr | None] = {}  # by their targets; None for those of a comprehension
+        for node in self.nodes:
+            if isinstance(node, ast.Assign):
+                values.update(dict.fromkeys(node.targets, node.value))
+            elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+                values[node.target] = node.value or node.target
+            elif isinstance(node, ast.comprehension):
+                values.update(dict.fromkeys(ast.walk(node.target)))
+            elif isinstance(node, IMPORTS):
+                for name, meant in imported_names(node):
+                    self.bound[name].append(meant)
+                self.stars += [str(getattr(node, "module", ""))] * (node.names[0].name == "*")
+            elif (value := values.get(node, node)) is not None:
+                for name in bound_by(node):
+                    self.bound[name].append(value)
+
+    def meaning(self, name: str) -> Any:
+        """What a name is bound to, if that is one thing; a name of nowhere is one of the last module with a star."""
+        found = self.bound.get(name) or [f"{module}.{name}" for module in self.stars[-1:]]
+        return found[0] if found and all(each == found[0] for each in found) else None
+
+    def dotted(self, node: Any, depth: int = 9) -> str:
+        """The dotted name of an expression; empty if it has none."""
+        match node:
+            case ast.Name(id=name) if depth:
+                meant = self.meaning(name)
+                return meant if isinstance(meant, str) else self.dotted(meant, depth - 1)
+            case ast.Attribute(value=owner, attr=name):
+                module = self.dotted(owner, depth)
+                return module and f"{module}.{name}"
+            case (
+                ast.Call(func=ast.Name(id="getattr"), args=[owner, key])
+                | ast.Call(func=ast.Name(id="setattr"), args=[owner, key, _])
+                | ast.Call(func=ast.Call(func=ast.Attribute(attr="attrgetter"), args=[key]), args=[owner])
+                | ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner]), slice=key)
+                | ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__"), slice=key)
+            ) if text := self.text(key):
+                module = self.dotted(owner, depth)
+                return module and f"{module}.{text}"
+            case ast.Subscript(value=ast.Attribute(attr="modules"), slice=key):
+                return self.text(key)
+            case ast.Call(args=[first, *_]) if self.dotted(node.func) in ("functools.partial", "jax.tree_util.Partial"):
+                return self.dotted(first, depth)
+        return ""
+
+    def text(self, node: Any) -> str:
+        """What a node is as a text, a literal or the name of one; empty if it is none."""
+        return text_of(self.meaning(node.id) if isinstance(node, ast.Name) else node)
 
 
 IMPORTS = (ast.Import, ast.ImportFrom)
@@ -57,6 +115,10 @@ def bound_by(node: ast.AST) -> list[str]:
 def bound_anywhere(tree: ast.AST) -> set[str]:
     """Every name that a program binds in any way."""
     return {name for node in ast.walk(tree) for name in bound_by(node)}
+
+
+def text_of(node: ast.AST | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def assigned_once(nodes: Iterable[ast.AST], name: str) -> ast.expr | None:

@@ -7,6 +7,7 @@ import functools
 import io
 import itertools
 import json
+import re
 import tokenize
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -42,6 +43,21 @@ def replacing(node: ast.stmt | ast.expr | ast.alias, text: str) -> Edit:
     """The edit that puts a text in the place of a part of a program."""
     assert node.end_lineno is not None and node.end_col_offset is not None
     return Edit((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), text)
+
+
+def in_place_of(node: ast.stmt, parent: ast.AST, lines: Sequence[str], statements: Sequence[str]) -> Edit:
+    """The edit that puts statements in the place of an import; its comments stay, and a line of its own goes."""
+    edit = replacing(node, "")
+    (line, column), (end_line, end_column) = edit.start, edit.end
+    before = lines[line - 1].encode()[:column].decode()
+    after = lines[end_line - 1].encode()[end_column:].strip()
+    inner = "\n".join(lines[line - 1 : end_line])
+    comments = [] if before.strip() else re.findall(r"#[^\n\r]*", inner[: inner.rfind(")") + 1])
+    alone = any(getattr(parent, name, None) == [node] for name in ("body", "orelse", "finalbody"))
+    if not (statements or alone or before.strip() or after or comments):
+        return Edit((line, 0), (end_line + 1, 0), "")
+    separator = "; " if before.strip() else "\n" + before
+    return edit._replace(text=separator.join([*comments, *(statements or ["pass"])]))
 
 
 def before_jax(tree: ast.Module, lines: Sequence[str]) -> list[Edit]:
