@@ -793,6 +793,11 @@ MISUSES = {
         "The permutation of ppermute at HERE should be pairs of integers, [(source, destination), ...], but got "
         "((0, 1, 2),)",
     ),
+    "a gather along an axis without elements": (
+        lambda: xmap(lambda v: lax.all_gather(v, "i"), ["i"], [...])(np.ones(0)),
+        ValueError,
+        "Axis i has size 0, so that nothing can move along it at HERE. Leave the call out there",
+    ),
     "a permutation of fractions": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0.5, 1)])),
         ValueError,

@@ -605,6 +605,10 @@ def bad_groups(primitive: str, groups: Any, size: int, where: str) -> ValueError
     )
 
 
+def no_elements(name: Hashable, where: str) -> ValueError:
+    return ValueError(f"Axis {name} has size 0, so that nothing can move along it at {where}. Leave the call out there")
+
+
 def repeated_collective_axis(primitive: str, names: Sequence[Hashable], where: str) -> ValueError:
     return ValueError(f"{primitive} at {where} names an axis more than once: {quoted(names)}. Name each axis once")
 
