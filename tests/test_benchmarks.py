@@ -23,7 +23,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import (
     collectives,
-    compiler,
     contractions,
     gradients,
     hlo,
@@ -100,7 +99,7 @@ def test_collectives_are_read(axes, size):
 
 
 def cases_named(*names):
-    every = [*programs.cases(), *contractions.cases(), *gradients.cases(), *loops.cases(), *compiler.cases()]
+    every = [*programs.cases(), *contractions.cases(), *gradients.cases(), *loops.cases()]
     found = {case.name: case for case in every}
     return [pytest.param(found[name], id=name) for name in names]
 
@@ -233,27 +232,6 @@ def test_steps_take_no_more_scratch_than_by_hand_without_dimensions_of_one_eleme
     comparison = compare(case)
     assert comparison.difference == ""
     assert comparison.ours.temporaries <= 1.01 * comparison.theirs.temporaries  # 0.9 % more in one of them on jax 0.10
-
-
-def test_xla_copies_the_results_of_a_scan_that_get_a_dimension_of_one_element():
-    """On one device, without any collective: the copy is as large as the result."""
-    weights = np.ones((3, 1, 16, 64), np.float32)
-    sines = lambda rows: lax.scan(lambda carry, w: (carry, jnp.sin(w)), 0.0, rows)[1]
-    kept, given_back = (statistics_of(f, weights) for f in (sines, lambda w: sines(w[:, 0])[:, None]))
-    assert given_back.temporaries - kept.temporaries > weights.nbytes - PACKING
-
-
-def test_xla_does_not_scale_a_sum_in_place_where_the_result_gets_a_dimension_of_one_element():
-    def scratch(drop):
-        def mean(x):
-            total = lax.psum(x[0] if drop else x, ("x", "y")) / 8
-            return total[None] if drop else total
-
-        mapped = jax.shard_map(mean, mesh=programs.make_mesh(), in_specs=P(("x", "y")), out_specs=P())
-        return statistics_of(mapped, x).temporaries
-
-    x = np.ones((8, 8, 32), np.float32)
-    assert scratch(drop=True) - scratch(drop=False) > x.nbytes // 8 - PACKING
 
 
 @pytest.mark.sampled(1)
@@ -389,6 +367,6 @@ def test_an_unknown_section_is_refused():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert (
-        "no section is called 'nonsense'; there are: programs, contractions, gradients, collectives, compiler, loops, "
+        "no section is called 'nonsense'; there are: programs, contractions, gradients, collectives, loops, "
         in done.stderr
     )

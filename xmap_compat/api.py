@@ -146,7 +146,7 @@ def make(
     """Implements :func:`xmap`; ``undeclared`` is for unmodified programs: see :mod:`xmap_compat.core.undeclared`."""
     if not callable(fun):
         raise errors.not_callable(fun)
-    check_backend(backend)
+    _check_backend(backend)
     declared = declare(fun, in_axes, out_axes, axis_sizes, axis_resources, backend, undeclared)
     return _jit(declared, _positions(donate_argnums))
 
@@ -167,7 +167,7 @@ def _positions(donate_argnums):
         ) from None
 
 
-def check_backend(backend: str | None) -> None:
+def _check_backend(backend: str | None) -> None:
     """Raise a clear error for a backend that this JAX does not have."""
     if backend is None:
         return

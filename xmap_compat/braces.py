@@ -108,7 +108,7 @@ def xeinsum(spec: str, *operands: jax.typing.ArrayLike) -> jax.Array:
 # ------------------------------------------------------------------------- parsing
 
 
-class Term(NamedTuple):
+class _Term(NamedTuple):
     """One operand (or the output) of a spec.
 
     Attributes:
@@ -124,8 +124,8 @@ class Term(NamedTuple):
 
 class Spec(NamedTuple):
     source: str
-    inputs: tuple[Term, ...]
-    output: Term
+    inputs: tuple[_Term, ...]
+    output: _Term
 
 
 def parse(spec: str) -> Spec:
@@ -181,7 +181,7 @@ def _parse_term(spec, start, text):
             unknown = f"{character!r} is neither a letter, a brace, '...' nor '->'"
             reason = "a closing brace without an opening one" if character == "}" else unknown
             raise errors.malformed_einsum(spec, start + k, reason)
-    return Term(tuple(letters), names or (), text.strip())
+    return _Term(tuple(letters), names or (), text.strip())
 
 
 def _parse_names(spec, start, text, k):
@@ -211,7 +211,7 @@ def _implicit_output(inputs):
     names = [n for t in inputs for n in t.names]
     dots = [ELLIPSIS] if any(ELLIPSIS in t.letters for t in inputs) else []
     once = sorted(x for x in set(letters) if letters.count(x) == 1)
-    return Term((*dots, *once), tuple(n for n in names if names.count(n) == 1), "")
+    return _Term((*dots, *once), tuple(n for n in names if names.count(n) == 1), "")
 
 
 def _check_output(spec, start, output, inputs):
@@ -229,7 +229,7 @@ def _check_output(spec, start, output, inputs):
 # ------------------------------------------------------------------- binding operands
 
 
-class LabeledArray(NamedTuple):
+class _LabeledArray(NamedTuple):
     """An array with labels for its positional dimensions and the named axes that it takes part in."""
 
     data: Any
@@ -245,7 +245,7 @@ def _operand(parsed, index, data):
     letters = _expand_ellipsis(term.letters, data.ndim)
     if len(letters) != data.ndim:
         raise errors.einsum_rank(parsed.source, index, term.text, len(term.letters), data.shape)
-    operand = LabeledArray(data, letters, names, term.text, index)
+    operand = _LabeledArray(data, letters, names, term.text, index)
     return _take_diagonals(parsed.source, operand) if len(set(letters)) < len(letters) else operand
 
 

@@ -53,8 +53,7 @@ def check_assignments(
     """Run an xmapped function under many assignments of its axes to the mesh, and compare the results.
 
     The function's own ``axis_resources`` and ``donate_argnums`` are ignored.  An assignment gives different mesh
-    axes to different named axes; mesh axes that xmaps inside the function use are left to them, and those of
-    :func:`xmap_compat.compiler_axes` to the compiler.
+    axes to different named axes; mesh axes that xmaps inside the function use are left to them.
 
     Args:
       xmapped: the function that ``xmap`` returned.
@@ -94,7 +93,7 @@ def check_assignments(
         raise TypeError(f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass xmap(...)")
     with _mesh_context(mesh) as mesh:
         sizes, free, loopable = _choices(declared, args, mesh)
-        axes = loopable if loops else ()
+        axes = loopable * loops
         tried = assignments(sizes, free, loops=axes, limit=limit) if only is None else [dict(r) for r in only]
         if not tried and only is None:
             raise ValueError(
@@ -208,7 +207,7 @@ def _choices(declared, args, mesh):
         named = collectives_in(placed.program.jaxpr)
         taken = {n.mesh_axis for n in named if isinstance(n, DeviceAxis)}
         sizes = {n: p.size for n, p in placed.placements.items() if not isinstance(n, DeviceAxis)}
-        free = {m: n for m, n in mesh.shape.items() if m not in taken | placed.scope.compiler}
+        free = {m: n for m, n in mesh.shape.items() if m not in taken}
         found.extend((sizes, free, [n for n in sizes if n not in named]))
         return ()
 
@@ -255,12 +254,10 @@ def _value_and_derivatives(function, args):
     return {"result": results, "derivative": {paths[k]: gradient for k, gradient in gradients.items()}}
 
 
+_is_floating = lambda dtype: jnp.issubdtype(dtype, jnp.inexact)  # noqa: E731
+
 # Users do not take this seed: if the weights equal the user's data, a derivative may be zero except for rounding.
 _SEED = 0x786D6170
-
-
-def _is_floating(dtype):
-    return jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _allowed(rtol, dtype, expected):
@@ -286,10 +283,7 @@ def _compare_leaf(what, actual, expected, allowed):
     if a_type != e_type:
         raise AssertionError(f"{what}: {a_type} instead of {e_type}")
     dtype = jnp.result_type(expected)
-    a, e = (
-        np.asarray(jax.random.key_data(v) if jnp.issubdtype(dtype, jax.dtypes.prng_key) else v)
-        for v in (actual, expected)
-    )
+    a, e = (np.asarray(jax.random.key_data(v) if _jax.is_key(v) else v) for v in (actual, expected))
     same, wide = a == e, np.complex128 if np.iscomplexobj(e) else np.float64
     a, e = a.astype(wide), e.astype(wide)
     with np.errstate(invalid="ignore"):

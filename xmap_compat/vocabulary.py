@@ -21,7 +21,7 @@ REMOVED_FROM_LAX: dict[str, Callable[..., Any]] = {
 }
 
 
-def einsum_or(positional: Callable[..., Any]) -> Callable[..., Any]:
+def _einsum_or(positional: Callable[..., Any]) -> Callable[..., Any]:
     """``jnp.einsum`` that reads braces, and calls JAX's own for other specs."""
 
     @functools.wraps(positional)
@@ -37,4 +37,4 @@ def complete(restoration: _jax.Restoration) -> None:
     """Add these functions to what is put in place while a body is traced; once, before any is."""
     for name, function in REMOVED_FROM_LAX.items():
         restoration.attribute(jax.lax, name, function)
-    restoration.attribute(jax.numpy, "einsum", einsum_or(jax.numpy.einsum))
+    restoration.attribute(jax.numpy, "einsum", _einsum_or(jax.numpy.einsum))

@@ -433,9 +433,6 @@ def test_what_is_kept_dies_with_the_function(placement, spec, mesh42, frozen):
     assert reference() is None
 
 
-# ------------------------------------------------------------------------------ backend
-
-
 # ---------------------------------------------------------------------- what is xmapped
 
 

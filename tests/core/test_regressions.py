@@ -17,7 +17,6 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from xmap_compat import Mesh, SerialLoop, xmap
-from xmap_compat import numpy as xnp
 from xmap_compat.core.device import DeviceView
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.placement import Placement
@@ -381,29 +380,6 @@ def test_keys_of_each_element(mesh42, resources, impl):
 
 
 # --------------------------------------------------------------------------- references
-
-
-OF_NO_ELEMENTS = {
-    "all_gather": lambda v: v + lax.all_gather(v, "a").sum(0),
-    "psum_scatter": lambda v: v + lax.psum_scatter(jnp.zeros((0, 3)) + v, "a"),
-    "ppermute": lambda v: lax.ppermute(v, "a", []),
-    "cumsum": lambda v: xnp.cumsum(v, "a"),
-    "sort": lambda v: xnp.sort(v, "a"),
-    "flip": lambda v: xnp.flip(v, "a"),
-    "roll": lambda v: xnp.roll(v, 1, "a"),
-}
-
-
-@pytest.mark.parametrize("resources", [{}, {"a": "x"}, {"a": ("y", "x")}], ids=str)
-@pytest.mark.parametrize("name", OF_NO_ELEMENTS)
-def test_an_axis_without_elements_is_moved_as_by_numpy(name, mesh42, resources):
-    """It was an error of JAX's: of all_gather only where the axis is split."""
-    empty = np.zeros((0, 3), np.float32)
-    moved = xmap(OF_NO_ELEMENTS[name], ["a", ...], ["a", ...], axis_resources=resources)
-    with mesh42:
-        value, gradient = jax.value_and_grad(lambda v: moved(v).sum())(empty)
-        gathered = xmap(lambda v: lax.all_gather(v, "a"), ["a", ...], [...], axis_resources=resources)(empty)
-    assert value == np.sum(empty) and gradient.shape == gathered.shape == np.sort(empty, 0).shape
 
 
 def doubled_and_summed(v):

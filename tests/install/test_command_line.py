@@ -46,8 +46,15 @@ LOOK = """
         print(sys.argv, sys.path)
         print(sys.modules["__main__"].__dict__ is globals(), main.__module__)
 
+    def inner(x):
+        return 1 / x
+
     main()
     atexit.register(lambda: print(sys.modules["__main__"].__dict__ is globals()))
+    try:
+        inner(0)
+    except ZeroDivisionError:
+        raise KeyError("outer")
 """
 WAYS = {
     "script": ["program.py"],
@@ -76,42 +83,18 @@ def programs(program, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", WAYS.values(), ids=WAYS.keys())
-def test_a_program_sees_itself_as_under_plain_python(programs, tmp_path, arguments):
+def test_a_program_and_its_traceback_are_as_under_plain_python(programs, tmp_path, arguments):
     programs(LOOK)
     code, output, errors = assert_same_as_plain(*arguments, cwd=tmp_path)
-    assert (code, errors) == (0, "")
-    assert output.startswith("__main__ ") and output.endswith("True\n")
+    assert (code, output.startswith("__main__ "), output.endswith("True\n")) == (1, True, True)
+    assert "xmap_compat" not in errors
+    assert "in inner" in errors and "KeyError: 'outer'" in errors
 
 
 def test_a_safe_path_stays_safe(programs, tmp_path):
     programs(LOOK)
     code, output, _ = assert_same_as_plain("below/program.py", cwd=tmp_path, PYTHONSAFEPATH="1")
-    assert (code, f"'{tmp_path}/below'" in output) == (0, False)
-
-
-FAILING = """
-    import sys
-
-    def inner(x):
-        return 1 / x
-
-    def outer():
-        try:
-            inner(0)
-        except ZeroDivisionError:
-            raise KeyError("outer")
-
-    outer()
-"""
-
-
-@pytest.mark.parametrize("arguments", WAYS.values(), ids=WAYS.keys())
-def test_the_traceback_is_that_of_plain_python(programs, tmp_path, arguments):
-    programs(FAILING)
-    code, _, errors = assert_same_as_plain(*arguments, cwd=tmp_path)
-    assert code == 1
-    assert "xmap_compat" not in errors
-    assert "in inner" in errors and "KeyError: 'outer'" in errors
+    assert (code, f"'{tmp_path}/below'" in output) == (1, False)
 
 
 ENDINGS = {

@@ -23,19 +23,6 @@ TUTORIAL = ROOT / "tests" / "tutorial" / "tutorial.ipynb"
 
 # --------------------------------------------------------------------------- comparing texts
 
-SAME = {
-    "numbers that are close": ("loss 2.6598105", "loss 2.6598107"),
-    "white space": ("[1.  2. 3.]\n", "[1. 2.\n 3.]"),
-    "addresses": ("<f at 0x7f01>", "<f at 0xab42>"),
-    "times": (
-        "CPU times: user 3 ms\n1.2 ms ± 3 µs per loop\ndone in 3.4 s",
-        "CPU times: user 9 s\n3 s ± 1 ms per loop\ndone in 7 s",
-    ),
-    "not a number": ("[nan inf]", "[nan inf]"),
-    "integers of any notation": ("1e3", "1000.0"),
-    "minutes": ("took 1min 3s, or 2 min 5 s, or 7 minutes", "took 2min 9s, or 1 min 4 s, or 8 minutes"),
-    "addresses alone": ("0x7f0123456789", "0x55d0c0ffee00"),
-}
 DIFFERENT = {
     "numbers": ("2.66", "2.67"),
     "words": ("Array(1.)", "array(1.)"),
@@ -44,15 +31,9 @@ DIFFERENT = {
     "nan": ("nan", "1.0"),
     "names with digits": ("x1", "x2"),
     "nothing": ("", "1"),
-    "the least of numbers": ("max 3.5 min 2.1", "max 9.5 min 2.1"),
     "integers that are close": ("1000000", "1000001"),
     "hexadecimal numbers": ("0xff 0x12345678", "0xfe 0x12345678"),
 }
-
-
-@pytest.mark.parametrize(("stored", "found"), SAME.values(), ids=SAME.keys())
-def test_what_is_the_same(stored, found):
-    assert same_text(stored, found)
 
 
 @pytest.mark.parametrize(("stored", "found"), DIFFERENT.values(), ids=DIFFERENT.keys())
@@ -63,13 +44,6 @@ def test_what_is_different(stored, found):
 SIZES = "The size of axis i was previously inferred to be 5, but found an argument of shape (7,)"
 MISSING = "The missing resources are: {'y', 'x'}"
 # What a cell prints of an exception: stored, and found.
-SAID = {
-    "a remedy at the end": (f"xmap: {SIZES}", f"xmap: {SIZES} (args[1]). Give them different names"),
-    "a remedy first": (f"xmap: {SIZES}", f"xmap: args[1] has 7 elements. {SIZES}. See the docs"),
-    "a set in another order": (MISSING, "Enter a mesh. The missing resources are: {'x', 'y'} (for `i`)"),
-    "its type": (f"ValueError {SIZES}", f"ValueError args[1]: {SIZES}"),
-    "its representation": (f"ValueError('{SIZES}')", f"ValueError('{SIZES}. Give them different names')"),
-}
 NOT_SAID = {
     "a number": (SIZES, SIZES.replace("5", "6")),
     "a longer number": (SIZES.partition(", but")[0], SIZES.replace("5,", "57,")),
@@ -83,12 +57,6 @@ NOT_SAID = {
     "something else": (SIZES, "unbound axis name: i"),
     "no sentence": ("loss: 1.0 and 2.0", "loss: 1.0 and 2.0 and 3.0"),
 }
-
-
-@pytest.mark.parametrize(("stored", "found"), SAID.values(), ids=SAID.keys())
-def test_an_error_that_is_printed_may_say_more(stored, found):
-    assert difference(CellOutput(f"1\n{stored}\n"), CellOutput(f"1\n{found}\n"), 1, catches=True) == ""
-    assert difference(CellOutput(f"1\n{stored}\n"), CellOutput(f"1\n{found}\n"), 1) != ""
 
 
 # What two cells of the official tutorial print under jax 0.4.30.

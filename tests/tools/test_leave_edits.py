@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import json
 import os
-import re
 import sys
 import textwrap
 import types
@@ -772,20 +771,25 @@ def test_a_call_that_is_not_edited_and_names_an_axis_as_its_mesh_axis_is_a_place
         "return v - lax.pmean(v, 'd')",
     }
     assert_close(left.run(), x - x.mean(0))
-    assert re.search(r'^PAIRS = \("d",\)', left.edited.helpers, re.M)  # of which the report warns
+    assert '\nSPLIT: dict = {"d": [("d",)]}  #' in left.edited.helpers  # of which the report warns
 
 
-def test_resources_that_another_run_gives_are_refused_where_the_name_alone_is_the_mesh_axis(tmp_path, monkeypatch):
-    program = """
-        resources = {}
-        f = xmap(lambda v: v - lax.pmean(v, 'd'), ['d', ...], ['d', ...], axis_resources=resources)
-        with Mesh(devices[:4], 'd'):
+RESOURCES = {"{}": "{'i': 'd'}", "{'i': 'd'}": "{'i': ('d', 'e')}", "{'i': ('d', 'e')}": "{'i': ('e', 'd')}"}
+
+
+@pytest.mark.parametrize("given", RESOURCES)
+def test_resources_that_another_run_gives_are_refused(given, tmp_path, monkeypatch):
+    """A collective over the mesh axes of this run would reduce a part of those of that one."""
+    program = f"""
+        resources = {given}
+        f = xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources=resources)
+        with Mesh(devices[:4].reshape(2, 2), ('d', 'e')):
             results = f(x)
     """
     left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
     assert_close(left.run(), x - x.mean(0))
-    left.texts["program.py"] = left.text.replace("resources = {}", "resources = {'d': 'd'}")
-    with pytest.raises(ValueError, match="axis and mesh axis 'd': give it another name"):
+    left.texts["program.py"] = left.text.replace(f"resources = {given}", f"resources = {RESOURCES[given]}")
+    with pytest.raises(ValueError, match="collectives over 'i' are written for "):
         left.run()
 
 

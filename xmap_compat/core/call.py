@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
+from xmap_compat.core.arguments import Arguments, Declaration, bind_arguments
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
@@ -21,7 +21,6 @@ from xmap_compat.core.placement import (
     DeviceAxis,
     OwnElement,
     Placement,
-    Resources,
     Scope,
     current_scope,
     enclosing_bodies,
@@ -32,78 +31,11 @@ from xmap_compat.core.specs import (
     AxisSpec,
     argument_path,
     broadcast_specs,
-    check_argument,
     check_containers,
     check_result,
-    infer_sizes,
     spec_names,
 )
 from xmap_compat.core.trace import NamedProgram, trace_program
-
-
-@dataclasses.dataclass(frozen=True)
-class Declaration:
-    """What the user asked of xmap, parsed."""
-
-    fun: Callable[..., Any]
-    name: str
-    in_specs: Any
-    out_specs: Any
-    in_source: Any
-    out_source: Any
-    sizes: dict[AxisName, int]
-    resources: Resources
-    names: tuple[AxisName, ...]
-    backend: str | None
-    undeclared: bool = False  # whether results may vary over axes on the mesh that their specs leave out
-
-    def key(self) -> Hashable:
-        """A key that is equal for equivalent declarations of one function."""
-        specs = [jax.tree.flatten(s) for s in (self.in_specs, self.out_specs)]
-        return (
-            *((tuple(leaves), tree) for leaves, tree in specs),
-            tuple(self.sizes.items()),
-            tuple(self.resources.items()),
-            self.backend,
-            self.undeclared,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """What a call was given, flattened once.
-
-    Attributes:
-      leaves, paths, specs: each array or scalar, its path (``args[0]['w']``), and its spec.
-      tree: the pytree structure of the leaves.
-      sizes: the axis sizes that follow from the arguments and ``axis_sizes``.
-    """
-
-    leaves: tuple[Any, ...]
-    paths: tuple[str, ...]
-    specs: tuple[AxisSpec, ...]
-    tree: Any
-    sizes: dict[AxisName, int]
-
-    @property
-    def names(self) -> list[frozenset[AxisName]]:
-        """The named axes of each leaf."""
-        return [frozenset(spec.position_of()) for spec in self.specs]
-
-    @property
-    def origins(self) -> dict[AxisName, str]:
-        """For each axis the first argument that has it."""
-        return {name: path for names, path in [*zip(self.names, self.paths)][::-1] for name in names}
-
-    def types(self) -> Any:
-        """The arguments as types with their named dimensions removed."""
-        return jax.tree.unflatten(self.tree, list(map(_positional_type, self.leaves, self.specs)))
-
-
-def _positional_type(leaf, spec):
-    aval, named = jax.typeof(leaf), spec.name_at()
-    shape = tuple(size for k, size in enumerate(aval.shape) if k not in named)
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,27 +165,6 @@ def mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placemen
     return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, DeviceAxis)}
 
 
-def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
-    """Stage 1 of a call: give each argument its spec and infer the axis sizes; raise where they do not fit."""
-    found, tree = jax.tree_util.tree_flatten_with_path(args)
-    needed = [name for name in spec_names(declared.in_specs) if name not in declared.sizes]
-    if needed and not args:
-        raise errors.no_arguments(declared.name, needed)
-    specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
-    check_containers("in_axes", specs, args, "args")
-    paths = [argument_path(path, "args") for path, _ in found]
-    leaves = [leaf for _, leaf in found]
-    shapes = [jnp.shape(leaf) for leaf in leaves]
-    for spec, shape, path, leaf in zip(specs, shapes, paths, leaves):
-        if _jax.is_reference(leaf):
-            raise errors.foreign_reference(path)
-        check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
-    sizes = infer_sizes(specs, shapes, paths, declared.sizes)
-    if unknown := [name for name in declared.names if name not in sizes]:
-        raise errors.size_not_inferred(unknown)
-    return Arguments(tuple(leaves), tuple(paths), tuple(specs), tree, sizes)
-
-
 def _placements(declared, arguments, scope):
     sizes, enclosing = arguments.sizes, enclosing_bodies()
     shadowed = [name for name in sizes if any(name in body.sizes for body in enclosing)]
@@ -261,8 +172,6 @@ def _placements(declared, arguments, scope):
         raise errors.shadowed_names(shadowed, _jax.where_now())
     if enclosing and enclosing[-1].scope.mesh != scope.mesh:
         raise errors.mesh_changed()
-    if enclosing and enclosing[-1].scope.compiler != scope.compiler:
-        raise errors.compiler_axes_changed(enclosing[-1].scope.compiler, scope.compiler)
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
     placements = place_axes(ordered, declared.resources, scope, arguments.origins)
     _check_backend(declared.backend, scope, placements)

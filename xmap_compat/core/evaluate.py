@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax
@@ -122,8 +121,6 @@ class Evaluator:
         """The results of one equation."""
         primitive = eqn.primitive.name
         if primitive in COLLECTIVES:
-            if self.moves_nothing(eqn):
-                return self.nothing(eqn, operands)
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
             own = [as_operand(self.view, _as_array(v), axis_names(params)) for v in operands]
             return translate(self.view, primitive, params, own)
@@ -132,16 +129,6 @@ class Evaluator:
         if rule is not None:
             return rule(self, held, operands, eqn)
         return bind_ordinary(self.view, eqn, operands)
-
-    def moves_nothing(self, eqn: Any) -> bool:
-        """Whether a collective moves values between the elements of an axis that has none."""
-        row, axes = COLLECTIVES[eqn.primitive.name], self.view.own(axis_names(eqn.params))
-        return bool(eqn.invars) and not (row.reduces or row.joint) and self.view.total_size(axes) == 0
-
-    def nothing(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
-        """Results that no element of an axis asks for, or that have none of its elements."""
-        zeros = [positional(jnp.zeros(v.aval.shape, v.aval.dtype)) for v in eqn.outvars]
-        return self.laid_out(zeros, self.checker.equation(eqn, [v.names for v in operands]))
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, [v.names for v in operands])

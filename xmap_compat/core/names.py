@@ -136,6 +136,9 @@ class Checker:
             if name in self.own and self.placements[name].loops:
                 raise errors.loop_collective(name, self.where(eqn))
         sizes = [self.placements[n].size if n in self.own else lax.axis_size(n) for n in mentioned]
+        row = COLLECTIVES[eqn.primitive.name]
+        if inputs and 0 in sizes and not (row.reduces or row.joint):
+            raise errors.no_elements(mentioned[sizes.index(0)], self.where(eqn))
         check_parameters(eqn.primitive.name, eqn.params, math.prod(sizes), self.where(eqn))
         if eqn.params.get("mentions") is not None:
             self._check_mentions(eqn, inputs)

@@ -22,6 +22,7 @@ UNSET: Any = object()
 
 
 FROM_GDA = object()  # as the argument lies
+_is_none = lambda x: x is None  # noqa: E731
 
 
 def _specs(resources: Any, on_mesh: bool = True) -> Any:
@@ -109,7 +110,7 @@ def _one_each(parts, devices):
 # -------------------------------------------------------------------------------- callbacks
 
 
-def pure_callback_or(pure_callback: Callable[..., Any]) -> Callable[..., Any]:
+def _pure_callback_or(pure_callback: Callable[..., Any]) -> Callable[..., Any]:
     """``jax.pure_callback`` that takes ``vectorized``, and calls the function for each element by default."""
 
     @functools.wraps(pure_callback)
@@ -139,7 +140,7 @@ def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return extend
 
 
-def clip_or(clip: Callable[..., Any]) -> Callable[..., Any]:
+def _clip_or(clip: Callable[..., Any]) -> Callable[..., Any]:
     """``jnp.clip`` that takes ``a``, ``a_min`` and ``a_max`` as well."""
     by_old_names = renamed(a_min="min", a_max="max")(clip)
 
@@ -151,7 +152,7 @@ def clip_or(clip: Callable[..., Any]) -> Callable[..., Any]:
     return clip_with_a
 
 
-def array_or(array: Callable[..., Any]) -> Callable[..., Any]:
+def _array_or(array: Callable[..., Any]) -> Callable[..., Any]:
     """``jnp.array`` and ``asarray`` for which ``None`` is NaN."""
 
     @functools.wraps(array)
@@ -165,10 +166,6 @@ def array_or(array: Callable[..., Any]) -> Callable[..., Any]:
         return array(numbers, *args[1:], **kwargs)
 
     return array_of_none
-
-
-def _is_none(x):
-    return x is None
 
 
 def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
@@ -269,12 +266,12 @@ EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("jax", "host_id", lambda host_id: jax.process_index),
     ("jax", "host_count", lambda host_count: jax.process_count),
     ("jax", "host_ids", lambda host_ids: jax.process_indices),
-    ("jax", "pure_callback", pure_callback_or),
-    ("jax.numpy", "clip", clip_or),
+    ("jax", "pure_callback", _pure_callback_or),
+    ("jax.numpy", "clip", _clip_or),
     ("jax.numpy", "reshape", renamed(newshape="shape")),
     *(("jax.numpy", name, renamed(interpolation="method")) for name in removed.QUANTILES),
-    ("jax.numpy", "array", array_or),
-    ("jax.numpy", "asarray", array_or),
+    ("jax.numpy", "array", _array_or),
+    ("jax.numpy", "asarray", _array_or),
 ]
 
 # -------------------------------------------------------------------------- refused at use

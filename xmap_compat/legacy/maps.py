@@ -80,7 +80,7 @@ class ResourceEnv(NamedTuple):
 EMPTY_ENV = ResourceEnv(jax.sharding.Mesh(np.empty((), dtype=object), ()))
 
 
-class ThreadResources:
+class _ThreadResources:
     """``thread_resources``: its ``env`` is what is in scope in this thread, however it was entered.
 
     Assigning ``env`` sets the mesh of this thread without a ``with``: in the place of the innermost
@@ -105,7 +105,7 @@ class ThreadResources:
         _jax.assign_mesh(meshes.mesh_of_jax(mesh))
 
 
-thread_resources = ThreadResources()
+thread_resources = _ThreadResources()
 
 # ------------------------------------------------------------------------ the module
 

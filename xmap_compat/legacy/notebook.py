@@ -21,7 +21,7 @@ MISSING = (
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class CannotRun(Exception):
+class _CannotRun(Exception):
     """A notebook that cannot be read, or whose kernel has died."""
 
 
@@ -39,7 +39,7 @@ def run_cells(path: str) -> Iterator[tuple[int, Any, list[Any]]]:
         stored = nbformat.read(path, as_version=4)
     except Exception as error:  # of nbformat and jsonschema, of several bases
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CannotRun(f"{path} cannot be read as a notebook: {reason}") from None
+        raise _CannotRun(f"{path} cannot be read as a notebook: {reason}") from None
     sockets = tempfile.TemporaryDirectory(prefix="xmap_compat")
     config = importlib.import_module("traitlets.config").Config()
     if os.name == "posix":  # nothing listens to a network
@@ -62,7 +62,7 @@ def run_cells(path: str) -> Iterator[tuple[int, Any, list[Any]]]:
                     client.execute_cell(client.nb.cells[index], index)
                 except nbclient.exceptions.DeadKernelError:
                     text = f"{path}: cell {index + 1}: the kernel has died, and cells after it cannot be run"
-                    raise CannotRun(text) from None
+                    raise _CannotRun(text) from None
                 yield index, cell, client.nb.cells[index].outputs
 
 
@@ -87,7 +87,7 @@ def main(args: Sequence[str]) -> int:
                 trace = COLOURS.sub("", "\n".join(errors[0]["traceback"]))
                 print(f"{path}: cell {index + 1}:\n{trace}", file=sys.stderr)
                 return 1
-    except (ModuleNotFoundError, CannotRun) as error:
+    except (ModuleNotFoundError, _CannotRun) as error:
         print(error, file=sys.stderr)
         return 1 if shown else 2
     return 0

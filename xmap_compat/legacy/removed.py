@@ -183,7 +183,7 @@ TABLE = [Removed(name, until, kind, now) for name, _, until, kind, now in read(_
 
 
 @dataclasses.dataclass(frozen=True)
-class Keyword:
+class _Keyword:
     """A keyword that a function of JAX took; ``kind`` and ``now`` as those of :class:`Removed`."""
 
     function: str
@@ -193,7 +193,7 @@ class Keyword:
 
 
 KEYWORDS = [
-    Keyword(function, keyword, kind, now)
+    _Keyword(function, keyword, kind, now)
     for function, keyword, _, kind, now in read("""
 adapter jax.experimental.pjit.pjit in_axis_resources -> in_shardings
 adapter jax.experimental.pjit.pjit out_axis_resources -> out_shardings

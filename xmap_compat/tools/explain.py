@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from xmap_compat.legacy import runner
 from xmap_compat.legacy.import_hook import install_with_jax
 from xmap_compat.tools.programs import add_program, program_of
-from xmap_compat.tools.shown import view
 
 if TYPE_CHECKING:
     from xmap_compat.core.call import Declaration, PlacedCall
@@ -96,7 +95,7 @@ class Report:
             return  # a part of the program of the outer call
         where = importlib.import_module("xmap_compat._jax").where_now()
         try:
-            plan = view("plan").describe_made(declared, made, args)
+            plan = importlib.import_module("xmap_compat.tools.plan").describe_made(declared, made, args)
             key = plan, str(made.program.jaxpr)
             with self._lock:
                 if key not in self._seen:
@@ -121,11 +120,11 @@ class Report:
                 for k, call in enumerate(self._calls, 1):
                     where = call.where.removeprefix(self.folder) + call.failed
                     rows.append((str(k), call.function, call.assignment, where))
-                self._print("\n".join(view("text").table(rows)))
+                self._print("\n".join(importlib.import_module("xmap_compat.tools.text").table(rows)))
             for k, call in enumerate(self._calls, 1):
                 if call.plan:
                     rule = f"---- plan {k}, called at {call.where.removeprefix(self.folder)} ".ljust(
-                        view("text").WIDTH, "-"
+                        importlib.import_module("xmap_compat.tools.text").WIDTH, "-"
                     )
                     self._print(f"\n{rule}\n{call.plan}\n")
 

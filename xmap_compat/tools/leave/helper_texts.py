@@ -32,8 +32,8 @@ def helper_file(names: Iterable[str], choices: Mapping[Any, Sequence[tuple[Any, 
       choices: for each axis, the ways in which xmaps split it.
     """
     needed = [name for name in HELPERS if name in with_needs(names)]
-    pairs = tuple(n for n, parts in choices.items() if any(n in of[:-1] for of in parts))
-    text = inspect.getsource(mapped).replace("PAIRS = ()", f"PAIRS = {literal(pairs)}", 1)
+    split = {n: [of[:-1] for of in parts] for n, parts in choices.items() if isinstance(n, str)}
+    text = inspect.getsource(mapped).replace("SPLIT: dict = {}", f"SPLIT: dict = {literal(split)}", 1)
     if needed:
         table = "".join(f"    {literal(n)}: {literal([*parts])},\n" for n, parts in choices.items())
         lines = [line for name in needed for line in ("", "", *HELPERS[name])]

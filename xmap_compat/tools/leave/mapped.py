@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 SerialLoop = namedtuple("SerialLoop", "length")  # a resource: a device computes an axis in so many turns
 Axis = namedtuple("Axis", "name across turns")  # a named axis, the mesh axes that split it, and the turns of a device
-PAIRS = ()  # the axes of one name with their mesh axis which all collectives name in pairs
+SPLIT: dict = {}  # {name of an axis: the mesh axes for which collectives are written, in each of their ways}
 
 
 class Spec(dict):
@@ -45,8 +45,8 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
         entries = entries if type(entries) in (tuple, list) else (entries,)
         turns = math.prod(entry.length for entry in entries if hasattr(entry, "length"))
         axes.append(Axis(name, tuple(entry for entry in entries if not hasattr(entry, "length")), turns))
-        if name in axes[-1].across and name not in PAIRS:  # the name alone would reduce a part, silently
-            raise ValueError(f"axis and mesh axis {name!r}: give it another name, or put it into PAIRS")
+        if axes[-1].across not in SPLIT.get(name, [axes[-1].across]):  # they might reduce a part, silently
+            raise ValueError(f"collectives over {name!r} are written for {SPLIT[name]}, and not {axes[-1].across}")
     axes.sort(key=lambda axis: axis.turns == 1)  # outermost first: those with turns are around the others
     element = fun if type(gives) is not tuple else lambda *args: tuple(fun(*args))  # which may return a list
     device = functools.partial(on_device, element, given, gives, axes, sizes)

@@ -60,7 +60,7 @@ RULE_NOT_TAKEN = "not verified: the gradient of the rule of {where} was never ta
 NOT_VERIFIED = "not verified: {}"
 ENDED = "the edited program ended with {}, and the one with xmap with {}"
 NO_ERROR = "no error"
-PAIRS = (
+OF_ONE_NAME = (
     "{}: of one name with its mesh axis. A collective over that name which was not traced and is not edited would "
     "reduce a part, silently; if you rename the mesh axis, it raises an error"
 )

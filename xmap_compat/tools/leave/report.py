@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import os
@@ -69,8 +70,10 @@ class Report:
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
         lines += [(str(k), c.where, c.function, str(c.calls), own) for k, (c, own) in enumerate(zip(cs, words), 1)]
         print("\n".join([*table(lines), *self.unreached()]))
-        if self.kept and (pairs := re.search(r"^PAIRS = \((.+?),?\)", self.found.helpers, re.M)):
-            print(messages.PAIRS.format(pairs[1]))
+        split = re.search(r"^SPLIT: dict = (.*?)  #", self.found.helpers, re.M)
+        for name, ways in ast.literal_eval(split[1] if split else "{}").items():
+            if any(name in across for across in ways):
+                print(messages.OF_ONE_NAME.format(name))
         count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
         where = f"{plural(count, 'line')} in {plural(len(self.changes), 'file')}"
         print(f"{len(self.kept)} of {len(cs)} constructions patched, {where}")

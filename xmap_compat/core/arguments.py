@@ -1,0 +1,110 @@
+"""Stage 1 of a call: what the user has declared, and the arguments of a call bound to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.placement import Resources
+from xmap_compat.core.specs import (
+    AxisName,
+    AxisSpec,
+    argument_path,
+    broadcast_specs,
+    check_argument,
+    check_containers,
+    infer_sizes,
+    spec_names,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """What the user asked of xmap, parsed."""
+
+    fun: Callable[..., Any]
+    name: str
+    in_specs: Any
+    out_specs: Any
+    in_source: Any
+    out_source: Any
+    sizes: dict[AxisName, int]
+    resources: Resources
+    names: tuple[AxisName, ...]
+    backend: str | None
+    undeclared: bool = False  # whether results may vary over axes on the mesh that their specs leave out
+
+    def key(self) -> Hashable:
+        """A key that is equal for equivalent declarations of one function."""
+        specs = [jax.tree.flatten(s) for s in (self.in_specs, self.out_specs)]
+        return (
+            *((tuple(leaves), tree) for leaves, tree in specs),
+            tuple(self.sizes.items()),
+            tuple(self.resources.items()),
+            self.backend,
+            self.undeclared,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What a call was given, flattened once.
+
+    Attributes:
+      leaves, paths, specs: each array or scalar, its path (``args[0]['w']``), and its spec.
+      tree: the pytree structure of the leaves.
+      sizes: the axis sizes that follow from the arguments and ``axis_sizes``.
+    """
+
+    leaves: tuple[Any, ...]
+    paths: tuple[str, ...]
+    specs: tuple[AxisSpec, ...]
+    tree: Any
+    sizes: dict[AxisName, int]
+
+    @property
+    def names(self) -> list[frozenset[AxisName]]:
+        """The named axes of each leaf."""
+        return [frozenset(spec.position_of()) for spec in self.specs]
+
+    @property
+    def origins(self) -> dict[AxisName, str]:
+        """For each axis the first argument that has it."""
+        return {name: path for names, path in [*zip(self.names, self.paths)][::-1] for name in names}
+
+    def types(self) -> Any:
+        """The arguments as types with their named dimensions removed."""
+        return jax.tree.unflatten(self.tree, list(map(_positional_type, self.leaves, self.specs)))
+
+
+def _positional_type(leaf, spec):
+    aval, named = jax.typeof(leaf), spec.name_at()
+    shape = tuple(size for k, size in enumerate(aval.shape) if k not in named)
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
+    """Stage 1 of a call: give each argument its spec and infer the axis sizes; raise where they do not fit."""
+    found, tree = jax.tree_util.tree_flatten_with_path(args)
+    needed = [name for name in spec_names(declared.in_specs) if name not in declared.sizes]
+    if needed and not args:
+        raise errors.no_arguments(declared.name, needed)
+    specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
+    check_containers("in_axes", specs, args, "args")
+    paths = [argument_path(path, "args") for path, _ in found]
+    leaves = [leaf for _, leaf in found]
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    for spec, shape, path, leaf in zip(specs, shapes, paths, leaves):
+        if _jax.is_reference(leaf):
+            raise errors.foreign_reference(path)
+        check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
+    sizes = infer_sizes(specs, shapes, paths, declared.sizes)
+    if unknown := [name for name in declared.names if name not in sizes]:
+        raise errors.size_not_inferred(unknown)
+    return Arguments(tuple(leaves), tuple(paths), tuple(specs), tree, sizes)
