@@ -15,7 +15,7 @@ import opt_einsum
 from jax import lax
 
 from xmap_compat import _jax, errors
-from xmap_compat.core.errors import should_be
+from xmap_compat.core.errors import should_be, unbound_name
 from xmap_compat.core.rules.contraction import (
     Skipped,
     Subscripts,
@@ -253,7 +253,7 @@ def _axis_called(name, spec):
     for axis in (*sizes_in_scope(), name):  # of a vmap around, only an axis whose name is a string is known
         if str(axis) == name and _jax.is_bound(axis):
             return axis
-    raise errors.einsum_unbound(spec, name, sizes_in_scope())
+    raise unbound_name(f"unbound axis name: {name}", sizes_in_scope(), where=f" in the einsum {spec!r}")
 
 
 def _expand_ellipsis(letters, ndim):
@@ -339,7 +339,8 @@ def _check_strategy(optimize):
         try:
             opt_einsum.paths.get_path_fn(optimize)
         except (KeyError, TypeError, AttributeError):
-            raise errors.einsum_strategy(optimize) from None
+            wanted = "a strategy of opt_einsum, such as 'auto', 'greedy' or 'optimal'"
+            raise should_be("optimize of einsum", wanted, optimize, ValueError) from None
 
 
 def _mentions(spec, terms) -> Skipped | None:
