@@ -766,7 +766,7 @@ def test_a_call_that_is_not_edited_and_names_an_axis_as_its_mesh_axis_is_a_place
     left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
     (c,) = left.edited.constructions
     lines = textwrap.dedent(HEAD + textwrap.dedent(program)).split("\n")
-    assert {lines[line - 1].strip() for _, line, _ in left.edited.missed(c, [])[0]} == {
+    assert {lines[line - 1].strip() for _, line, _ in left.edited.missed(c, [])} == {
         f"return {call}",
         "return v - lax.pmean(v, 'd')",
     }

@@ -79,11 +79,11 @@ class Seen:
 
     Attributes:
       problems: for constructions that differ, how.
-      reached: the edited calls that were executed, and the functions in whose rules they were, or "".
+      reached: the edited calls that were executed.
     """
 
     problems: dict[int, str] = dataclasses.field(default_factory=dict)
-    reached: Sequence[tuple[int, str]] = ()
+    reached: Sequence[int] = ()
 
 
 class Leaving:
@@ -166,7 +166,7 @@ class Leaving:
         limit = max(120.0, 10 * self.seconds)
         code = self.execute(spec, f"comparing the edited program, for at most {limit:.0f} s", _SECOND, limit)
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
-        reached = [(k, name) for k, name in seen.get("reached", ())]
+        reached = seen.get("reached", ())
         problems = {int(n): messages.FOUND_TO_DIFFER.format(text) for n, text in seen.get("problems", {}).items()}
         if not seen.get("whole") and seen.get("comparing", -1) >= 0:
             problems.setdefault(seen["comparing"], messages.DIES.format(seconds=limit))

@@ -123,12 +123,10 @@ class Reached:
 
     Attributes:
       functions: by their code; those with the same code together.
-      rules: the functions with derivative rules.
     """
 
     def __init__(self, functions: Iterable[Any], root: str):
         self.functions: dict[types.CodeType, list[types.FunctionType]] = {}
-        self.rules: list[Any] = []
         self._root = root
         self._seen: dict[int, Any] = {}
         self._names: set[str] = {"__call__", "__init__", "__post_init__", "__new__", "setup"}
@@ -158,8 +156,6 @@ class Reached:
             return value.__mro__[1:-1] if isinstance(value, type) else ()
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
-        if isinstance(value, (jax.custom_vjp, jax.custom_jvp)):
-            self.rules.append(value)
         held = gc.get_referents(value)
         return held if len(held) < 2000 else ()
 
