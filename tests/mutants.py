@@ -82,8 +82,6 @@ found_by(
         "self._taken.append(lax.stop_gradient(taken(*args)))": "self._taken.append(jnp.array(True))",
         "with self._branch(next(self._numbers)):\n                self._taken": "if True:\n                self._taken",
         'problems.setdefault(seen["comparing"],': "problems.setdefault(-1,",
-        "self._taken.extend(used)": "used = []",
-        "self._rules.append(name)": 'self._rules.append("")',
     },
 )
 

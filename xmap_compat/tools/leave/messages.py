@@ -2,7 +2,6 @@
 
 # Programs and options
 NO_PROGRAM = "no program is given"
-GIVEN_TO_THE_PROGRAM = "leave: {option} stands after the program, which gets it: for leave, write it before"
 NOT_READ = "{name} cannot be read: {error}. Nothing is run"
 NO_CALL = "{name} ended {how} {when}. Nothing is patched"
 BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function"
@@ -18,10 +17,7 @@ UNCOMMITTED = "{path} has changes that git has not committed. Nothing is written
 NOT_WRITTEN = "Nothing is written: {error}"
 DOES_NOT_COMPILE = "{path} would not be valid Python: {error}. Nothing is written: please report the program"
 
-ENVIRONMENT = (
-    "{where} sets thread_resources.env to something else than a ResourceEnv that is made there. Nothing is written: "
-    "write `thread_resources.env = ResourceEnv(mesh, ())`, or `with mesh:`"
-)
+ENVIRONMENT = "{where} sets thread_resources.env. Nothing is written: write `with mesh:` there"
 FIRST_PRINTS = "--- the program with xmap prints:"
 LEFT = "The program still needs xmap_compat, for {}"
 
