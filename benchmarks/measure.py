@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks import hlo, timing
 from benchmarks.programs import Case, make_mesh
-from xmap_compat import Mesh, compiler_axes
+from xmap_compat import Mesh
 
 TIMED_SCALE, COMPILED_SCALE = 1, 8
 
@@ -62,7 +62,7 @@ def compare(case: Case) -> Comparison:
         args = _placed(case, case.args(COMPILED_SCALE))
         programs = [fun().lower(*types).compile() for fun in (case.named, case.by_hand)]
         results = [jax.block_until_ready(program(*args)) for program in programs]
-    difference = _difference(*results) or (_lying_otherwise(*results) if case.compiler else "")
+    difference = _difference(*results)
     return Comparison(case.name, *map(hlo.statistics, programs), difference)
 
 
@@ -106,7 +106,7 @@ def mesh_in_scope(case: Case) -> Iterator[None]:
         yield
         return
     mesh = make_mesh()
-    with Mesh(mesh.devices, mesh.axis_names), compiler_axes(*case.compiler):
+    with Mesh(mesh.devices, mesh.axis_names):
         yield
 
 
@@ -145,11 +145,3 @@ def _difference(ours: Any, theirs: Any) -> str:
         if (worst := np.max(np.abs(x - y), initial=0)) > tolerance * np.max(np.abs(y), initial=1e-30):
             return f"by {worst:.2g}, where the largest element is {np.max(np.abs(y)):.2g}"
     return ""
-
-
-def _lying_otherwise(ours: Any, theirs: Any) -> str:
-    """Which arrays lie otherwise on the mesh; empty if none does."""
-    pairs = zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True)
-    others = [(path, a, b) for (path, a), b in pairs if not a.sharding.is_equivalent_to(b.sharding, a.ndim)]
-    texts = (f"{jax.tree_util.keystr(path)} {a.sharding.spec} against {b.sharding.spec}" for path, a, b in others)
-    return "; ".join(texts)

@@ -33,7 +33,6 @@ class Case:
       by_hand: makes the hand-written one; both are jitted.
       args: arguments at scale k (a pytree of arrays).
       specs: a prefix of the arguments: how they are cut over the mesh; None on one device.
-      compiler: mesh axes that are left to the compiler.  Then results must lie alike too.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Case:
     by_hand: Callable[[], Any]
     args: Callable[[int], tuple[Any, ...]]
     specs: Any = None
-    compiler: tuple[str, ...] = ()
 
 
 MESH_SHAPE, MESH_AXES = (4, 2), ("x", "y")

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from benchmarks import (
     collectives,
-    compiler,
     contractions,
     gradients,
     loops,
@@ -123,11 +122,6 @@ SECTIONS = {
         "gradients of every collective, and of steps that gather, beside shard_map(check_vma=True)",
         lambda: _each_alone(collectives.cases()),
         run_moved,
-    ),
-    "compiler": Section(
-        "mesh axes left to the compiler beside shard_map(axis_names=...) in a sharded jit",
-        lambda: _each_alone(compiler.cases()),
-        run_compiled,
     ),
     "loops": Section(
         "bytes of temporaries of serial loops beside lax.map(batch_size=...)",

@@ -23,7 +23,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import (
     collectives,
-    compiler,
     contractions,
     gradients,
     hlo,
@@ -100,7 +99,7 @@ def test_collectives_are_read(axes, size):
 
 
 def cases_named(*names):
-    every = [*programs.cases(), *contractions.cases(), *gradients.cases(), *loops.cases(), *compiler.cases()]
+    every = [*programs.cases(), *contractions.cases(), *gradients.cases(), *loops.cases()]
     found = {case.name: case for case in every}
     return [pytest.param(found[name], id=name) for name in names]
 
@@ -368,6 +367,6 @@ def test_an_unknown_section_is_refused():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert (
-        "no section is called 'nonsense'; there are: programs, contractions, gradients, collectives, compiler, loops, "
+        "no section is called 'nonsense'; there are: programs, contractions, gradients, collectives, loops, "
         in done.stderr
     )

@@ -155,7 +155,6 @@ DIFFERENCES = {
     "other_loops": "process N: axis_resources {'i': ('x', *(length=4))}, others {'i': ('x', *(length=2))}. ",
     "another_order_of_devices": "process N: mesh {'x': *, 'y': *} of cpu devices * of *, others * devices [0, ",
     "other_names_of_the_mesh": "process N: mesh {'x': *, 'z': *} of *, others {'x': *, 'y': *} of ",
-    "other_axes_of_the_compiler": "process N: axes of the compiler 'y', others none. ",
     "another_version": "process N: versions jax *, xmap_compat 0.0.1, others jax *, xmap_compat ",
     "one_call_more": "process N: program: * 4.0*, others * 5.0",
     "a_gradient_of_another_body": "process N: program: *[y=3]*, others *[y=2]*",

@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat import random as random
     from xmap_compat import testing as testing
     from xmap_compat.api import xmap as xmap
-    from xmap_compat.core.compiler import compiler_axes as compiler_axes
     from xmap_compat.core.mesh import Mesh as Mesh
     from xmap_compat.core.mesh import SerialLoop as SerialLoop
     from xmap_compat.core.mesh import mesh as mesh
@@ -55,7 +54,6 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
 _MODULES = ["lax", "numpy", "random", "testing"]
 _NAMES = {
     "api": ["xmap"],
-    "core.compiler": ["compiler_axes"],
     "core.mesh": ["Mesh", "SerialLoop", "mesh", "serial_loop"],
     "core.named_shape": ["named_shape"],
     "core.processes.comparison": ["compare_processes"],

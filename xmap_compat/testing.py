@@ -53,8 +53,7 @@ def check_assignments(
     """Run an xmapped function under many assignments of its axes to the mesh, and compare the results.
 
     The function's own ``axis_resources`` and ``donate_argnums`` are ignored.  An assignment gives different mesh
-    axes to different named axes; mesh axes that xmaps inside the function use are left to them, and those of
-    :func:`xmap_compat.compiler_axes` to the compiler.
+    axes to different named axes; mesh axes that xmaps inside the function use are left to them.
 
     Args:
       xmapped: the function that ``xmap`` returned.
@@ -208,7 +207,7 @@ def _choices(declared, args, mesh):
         named = collectives_in(placed.program.jaxpr)
         taken = {n.mesh_axis for n in named if isinstance(n, DeviceAxis)}
         sizes = {n: p.size for n, p in placed.placements.items() if not isinstance(n, DeviceAxis)}
-        free = {m: n for m, n in mesh.shape.items() if m not in taken | placed.scope.compiler}
+        free = {m: n for m, n in mesh.shape.items() if m not in taken}
         found.extend((sizes, free, [n for n in sizes if n not in named]))
         return ()
 

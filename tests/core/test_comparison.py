@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xmap_compat import _jax, compare_processes, compiler_axes, mesh, serial_loop, xmap
+from xmap_compat import _jax, compare_processes, mesh, serial_loop, xmap
 from xmap_compat.api import declare
 from xmap_compat.core.call import place_call
 from xmap_compat.core.processes import comparison, exchange
@@ -121,8 +121,6 @@ def test_it_differs_in_the_scope(mesh42):
     one = made_of(body)
     with serial_loop("l", 2):
         assert parts_of(made_of(body))["serial loops"] == "{'l': 2}"
-    with compiler_axes("y"):
-        assert parts_of(made_of(body))["axes of the compiler"] == "'y'"
     with mesh(mesh42.devices[::-1], ("x", "y")):
         assert parts_of(made_of(body))["mesh"] != parts_of(one)["mesh"]
 

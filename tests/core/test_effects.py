@@ -134,6 +134,15 @@ def test_an_io_callback_runs_once_for_each_element_that_its_operands_vary_over(g
         assert (out == (out[:, :1] if axes == 1 else out[:1] if axes == 0 else out[:1, :1])).all()
 
 
+def test_a_batching_rule_that_calls_python_is_not_run_on_each_copy():
+    host = Host()
+    call = in_a_custom_vmap(lambda v: io_callback(host, SCALAR, v))
+    with mesh42():
+        xmap(call, ["i"], ["i"], axis_resources={"i": "x"})(X).block_until_ready()
+        jax.effects_barrier()
+    assert collections.Counter(host.told) == {(v,): 1 for v in X}
+
+
 # A construct of values that vary over i, around a callback of what does not.
 AROUND = {
     "a loop": lambda call, v: lax.fori_loop(0, 3, lambda k, c: c + call(jnp.float32(k)), v),

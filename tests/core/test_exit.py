@@ -12,7 +12,7 @@ import jax, xmap_compat
 mesh = xmap_compat.Mesh(jax.devices(), "x")
 installation = xmap_compat.install()
 jax_mesh = jax.sharding.Mesh(jax.devices()[:1], "y")
-contexts = [mesh, jax_mesh, installation, xmap_compat.serial_loop("l", 2), xmap_compat.compiler_axes("x")]
+contexts = [mesh, jax_mesh, installation, xmap_compat.serial_loop("l", 2)]
 
 def suspended(context):
     with context:

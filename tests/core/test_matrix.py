@@ -24,10 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax, nn
-from jax.sharding import PartitionSpec
 from sampling import covering
 
-from xmap_compat import Mesh, SerialLoop, compiler_axes, xmap
+from xmap_compat import Mesh, SerialLoop, xmap
 from xmap_compat import lax as xlax
 from xmap_compat import numpy as xnp
 from xmap_compat.core import batch, parameters
@@ -50,14 +49,12 @@ class Placement(NamedTuple):
 
     Attributes:
       inner: a mesh axis that is left for an xmap inside the xmap.
-      compiler: one that is left to the compiler; arguments are sharded over it where they can be.
     """
 
     resources: dict[str, Any]
     mesh: str = "4x2"
     sizes: tuple[int, int] = SIZES
     inner: str | None = None
-    compiler: str | None = None
 
     @property
     def looped(self):
@@ -85,8 +82,6 @@ PLACEMENTS = {
     "loop": Placement({"b": SerialLoop(2)}),
     "mesh, and a loop": Placement({"a": "x", "b": SerialLoop(2)}, inner="y"),
     "mesh, and a loop within a mesh axis": Placement({"a": "x", "b": ("y", SerialLoop(2))}),
-    "partial, beside the compiler": Placement({"a": "x"}, compiler="y"),
-    "both, beside the compiler": Placement({"a": "z", "b": ("x", SerialLoop(2))}, "2x2x2", compiler="y"),
 }
 
 # ------------------------------------------------------------------------------- operations
@@ -764,18 +759,7 @@ def results_of(placement, mode, dtype, cells, run=run):
     )
     shape, names = MESHES[placement.mesh]
     with Mesh(np.array(jax.devices()[: math.prod(shape)]).reshape(shape), names):
-        if placement.compiler is None:
-            return run(lambda values: OUTSIDE[outside].run(fun, values), args)
-        sharded = lambda values: fun(jax.tree.map(functools.partial(sharded_over, placement.compiler), values))
-        with compiler_axes(placement.compiler):
-            return run(lambda values: OUTSIDE[outside].run(sharded, values), args)
-
-
-def sharded_over(axis, x):
-    """An argument sharded over a mesh axis of two along the last dimension that it divides; others are free."""
-    dims = [d for d in range(x.ndim) if x.shape[d] % 2 == 0]
-    free = [PartitionSpec.UNCONSTRAINED] * x.ndim
-    return lax.with_sharding_constraint(x, PartitionSpec(*free[: dims[-1]], axis, *free[dims[-1] + 1 :])) if dims else x
+        return run(lambda values: OUTSIDE[outside].run(fun, values), args)
 
 
 @functools.cache
@@ -851,17 +835,11 @@ def is_extra(program):
     return dtype != "f" or is_compound(inside, outside)
 
 
-def may_abort(program, placement):
-    """Whether XLA would end the process if we were wrong: test_compiler_axes.py runs these in one of their own."""
-    return program[2] == "b" and PLACEMENTS[placement].compiler is not None
-
-
 PROGRAMS_AND_PLACEMENTS = [
     (program, name)
     for p, program in enumerate(PROGRAMS)
     for k, name in enumerate(PLACEMENTS)
     if EVERYTHING or not is_extra(program) or (p + k) % 2 == 0
-    if not may_abort(program, name)
 ]
 
 

@@ -22,7 +22,6 @@ from jax.sharding import PartitionSpec
 from xmap_compat import (
     Mesh,
     SerialLoop,
-    compiler_axes,
     einsum,
     mesh,
     named_shape,
@@ -60,6 +59,11 @@ def grid():
     return Mesh(DEVICES.reshape(4, 2), ("x", "y"))
 
 
+def in_grid(fun):
+    with grid():
+        return fun()
+
+
 def on_grid(fun, in_axes, out_axes, *args, **options):
     with grid():
         return xmap(fun, in_axes, out_axes, **options)(*args)
@@ -94,12 +98,6 @@ def ordered_callback(v):
 def split_on_x(v):
     """A nested xmap over the mesh axis ``x``."""
     return xmap(identity, ["n", ...], ["n", ...], axis_resources={"n": "x"})(v)
-
-
-def beside(name, fun=lambda: split_on_x(ones((8,)))):
-    """On the 4x2 mesh, with an axis that is left to the compiler."""
-    with grid(), compiler_axes(name):
-        return fun()
 
 
 def closing_over(v):
@@ -1159,45 +1157,8 @@ MISUSES = {
         "The body of an xmap enters another mesh. Enter one mesh around the outermost xmapped call"
         f"{LEGACY}Changing the physical mesh is not allowed inside xmap.",
     ),
-    # -------------------------------------------------------------------------------------- axes of the compiler
-    "a list for compiler_axes": (
-        lambda: beside(["y"]),
-        TypeError,
-        "An argument of compiler_axes should be the name of a mesh axis, but got ['y']. For several write "
-        "compiler_axes('y', 'z')",
-    ),
-    "None for compiler_axes": (
-        lambda: beside(None),
-        TypeError,
-        "An argument of compiler_axes should be the name of a mesh axis, but got None. For several write "
-        "compiler_axes('y', 'z')",
-    ),
-    "an axis for the compiler that the mesh does not have": (
-        lambda: beside("z"),
-        ValueError,
-        "compiler_axes leaves {'z'} to the compiler, but the mesh in scope at the call has the axes {'x', "
-        "'y'}. Name some of these, and enter compiler_axes around calls under that mesh only",
-    ),
-    "an axis of the compiler as a resource": (
-        lambda: beside("x"),
-        ValueError,
-        "Axis n has mesh axis 'x' in its axis_resources, but compiler_axes leaves 'x' to the compiler at this call. "
-        "Take it out of axis_resources, or call the xmapped function outside of compiler_axes",
-    ),
-    "compiler_axes in a body": (
-        lambda: over_i(lambda v: beside("y", lambda: split_on_x(v)), shape=(8,)),
-        RuntimeError,
-        "Changing compiler_axes is not allowed inside xmap: they are {} around the outer xmapped function, and {'y'} "
-        "in its body. Enter compiler_axes around the outermost xmapped call",
-    ),
-    "a callback beside the compiler": (
-        lambda: beside("y", lambda: over_i(lambda v: jax.pure_callback(np.sin, v, v), resources={"i": "x"})),
-        NotImplementedError,
-        "A pure_callback (at HERE) cannot run in an xmapped function while mesh axes {'y'} are left to the compiler. "
-        "Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing",
-    ),
     "spmd_axis_name": (
-        lambda: beside("y", lambda: jax.vmap(split_on_x, spmd_axis_name="y")(ones((2, 8)))),
+        lambda: in_grid(lambda: jax.vmap(split_on_x, spmd_axis_name="y")(ones((2, 8)))),
         NotImplementedError,
         "A vmap with spmd_axis_name={'y'} is around an xmapped function with mesh resources. Leave spmd_axis_name "
         "out, or name the mapped dimension in in_axes and give it a mesh axis in axis_resources",

@@ -103,7 +103,7 @@ PARAMETERS = re.findall(
     _prim axis_index_groups axis_name
     body_jaxpr body_nconsts branches branches_platforms call call_jaxpr cond_jaxpr cond_nconsts const_lengths
     ft_in fwd_jaxpr in_specs interpret jaxpr jaxprs length manual_axes mesh name newly_manual_axes num_carry
-    num_consts out_avals out_sharding out_specs out_trees policy prevent_cse reverse subfuns symbolic_zeros
+    num_consts out_avals out_specs out_trees policy prevent_cse reverse subfuns symbolic_zeros
     unroll
     """,
 )

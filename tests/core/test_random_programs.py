@@ -112,7 +112,7 @@ def check_program(data, program):
     model = program.modelled()
     want = model(*program.arrays())
     for call in (plain, data.draw(st.sampled_from([plain, jitted, batched, scanned]))):
-        assignment = data.draw(assignments(program, beside_compiler=True))
+        assignment = data.draw(assignments(program))
         got = run(program, assignment, lambda f, call=call: call(f, program.arrays()))
         kinds = {"float": "float32", "int": "int32"}
         assert [str(g.dtype) for g in got] == [kinds[leaf.var.kind] for leaf in program.results]
@@ -183,7 +183,7 @@ def second(loss, floats):
 
 
 def check_derivative(data, program, derivative):
-    assignment = data.draw(assignments(program, beside_compiler=True))
+    assignment = data.draw(assignments(program))
     take = lambda f: derivative(*functional(program, f))
     got = run(program, assignment, take)
     modelled = lambda arrays: derivative(functional(program, program.modelled(jnp))[0], arrays)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xmap_compat import SerialLoop, _jax, _version, compare_processes, compiler_axes, mesh, process_array, xmap
+from xmap_compat import SerialLoop, _jax, _version, compare_processes, mesh, process_array, xmap
 from xmap_compat.core.processes import exchange
 
 TIMEOUT = 100.0  # seconds, on a busy machine, for what is not about time
@@ -166,12 +166,6 @@ def another_order_of_devices(m):
 def other_names_of_the_mesh(m):
     with mesh(m.mesh.devices, ("x", "z" if m.strays else "y")):
         return m.call()
-
-
-@fault
-def other_axes_of_the_compiler(m):
-    with compiler_axes("y") if m.strays else contextlib.nullcontext():
-        return m.call(lambda v: v * 6)
 
 
 @fault

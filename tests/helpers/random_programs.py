@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 from jax import lax
-from jax.sharding import PartitionSpec
 from named_arrays import Model, Named
 
 import xmap_compat
@@ -133,12 +132,12 @@ class Program:
         body = self.body({**namespace, "jax": jax, "jnp": jnp, "lax": lax}, assignment)
         own = {n: self.sizes[n] for n in self.sizes if not any(n in leaf.layout for leaf in self.args)}
         in_axes, fun, options = self.in_axes, body, {"axis_sizes": own, "axis_resources": assignment.of(self.sizes)}
-        placed = lambda arrays: _fill(self.arg_tree, [assignment.placed(a) for a in arrays])
+        placed = lambda arrays: _fill(self.arg_tree, arrays)
         if captured:
             kept = [k for k in range(len(self.args)) if k not in captured]
             in_axes = tuple(self.args[k].spec for k in kept)
             fun = lambda *given: body(*_fill(self.arg_tree, {**captured, **dict(zip(kept, given))}))
-            placed = lambda arrays: [assignment.placed(arrays[k]) for k in kept]
+            placed = lambda arrays: [arrays[k] for k in kept]
         mapped = xmap_compat.xmap(fun, in_axes, self.out_axes, **options)
         return lambda *arrays: _in_order(self.result_tree, mapped(*placed(arrays)))
 
@@ -164,13 +163,13 @@ class Program:
             [
                 "import jax, jax.numpy as jnp, numpy as np",
                 "from jax import lax",
-                "from xmap_compat import Mesh, SerialLoop, compiler_axes, pargmax, pargmin, xeinsum, xmap",
+                "from xmap_compat import Mesh, SerialLoop, pargmax, pargmin, xeinsum, xmap",
                 f"rng = np.random.default_rng({self.seed})",
                 _ARRAY,
                 f"inner = { {name: assignment.of([name]) for name in self.inner} }",
                 self.source,
                 f"f = {call}axis_resources={assignment.of(self.sizes)})",
-                f"with {assignment.mesh_text()}, compiler_axes(*{assignment.compiler}):  # arguments sharded over them",
+                f"with {assignment.mesh_text()}:",
                 f"    print(f({arguments}))",
             ]
         )
@@ -228,23 +227,14 @@ def _leave(model, value, leaf):
 # -------------------------------------------------------------------------- assignments
 
 MESHES = [(("x", 4), ("y", 2)), (("x", 2), ("y", 2), ("z", 2)), (("x", 8),), (("y", 2), ("x", 3)), (("x", 2), ("u", 1))]
-BESIDE_COMPILER = [
-    *MESHES[:2], (("u", 1), ("y", 2)), (("u", 1), ("y", 2), ("z", 2)), (("u", 1), ("x", 2), ("y", 2)),
-    (("u", 1), ("w", 1), ("y", 2)), (("x", 2), ("u", 1)), (("x", 2), ("y", 3)),
-]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """A mesh, and resources for some of the axes of a program.
-
-    Attributes:
-      compiler: mesh axes that are left to the compiler; arguments are sharded over them.
-    """
+    """A mesh, and resources for some of the axes of a program."""
 
     mesh: tuple[tuple[str, int], ...]
     resources: dict[str, tuple[Any, ...]]
-    compiler: tuple[str, ...] = ()
 
     def of(self, axes):
         return {name: self.resources[name] for name in axes if name in self.resources}
@@ -253,22 +243,11 @@ class Assignment:
     def context(self):
         names, shape = zip(*self.mesh) if self.mesh else ((), ())
         devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
-        with xmap_compat.Mesh(devices, names), xmap_compat.compiler_axes(*self.compiler):
+        with xmap_compat.Mesh(devices, names):
             yield
 
-    def placed(self, array):
-        """The array, sharded over each of the compiler's axes along one of the dimensions that it divides."""
-        spec: list[tuple[str, ...]] = [()] * array.ndim
-        sizes = list(array.shape)
-        for k, (axis, size) in enumerate((a, n) for a, n in self.mesh if a in self.compiler):
-            if dims := [d for d in range(array.ndim) if sizes[d] and sizes[d] % size == 0]:
-                chosen = dims[-1 - (k + array.size) % len(dims)]
-                spec[chosen], sizes[chosen] = (*spec[chosen], axis), sizes[chosen] // size
-        entries = [entry or PartitionSpec.UNCONSTRAINED for entry in spec]
-        return lax.with_sharding_constraint(array, PartitionSpec(*entries)) if any(spec) else array
-
     def __repr__(self):
-        return f"{dict(self.mesh)}: {self.resources}" + (f" beside {self.compiler}" if self.compiler else "")
+        return f"{dict(self.mesh)}: {self.resources}"
 
     def _repr_pretty_(self, printer, cycle):
         printer.text(repr(self))
@@ -282,18 +261,10 @@ NOWHERE = Assignment((), {})
 
 
 @st.composite
-def assignments(draw, program, beside_compiler=False):
-    """Distinct mesh axes for the axes, in any order, and loops for axes that nothing refers to.
-
-    Args:
-      beside_compiler: whether every other program leaves mesh axes to the compiler.
-    """
-    beside = beside_compiler and program.seed % 2
-    mesh = draw(st.sampled_from(BESIDE_COMPILER if beside else MESHES))
-    # Of four devices XLA may split an axis in two, and then abort on indexing: see docs/compiler_axes.md.
-    names = draw(st.permutations([axis for axis, size in mesh if size < 4]))
-    compiler = names[: draw(st.integers(1, max(1, len(mesh) - 1)))] if beside else ()
-    left = {axis: size for axis, size in mesh if axis not in compiler}
+def assignments(draw, program):
+    """Distinct mesh axes for the axes, in any order, and loops for axes that nothing refers to."""
+    mesh = draw(st.sampled_from(MESHES))
+    left = dict(mesh)
     resources = {}
     axes = {**program.sizes, **program.inner}
     for name in draw(st.permutations(sorted(axes))):
@@ -306,8 +277,7 @@ def assignments(draw, program, beside_compiler=False):
             taken.append(SerialLoop(draw(st.sampled_from([k for k in range(1, rest + 1) if rest % k == 0]))))
         if taken:
             resources[name] = tuple(taken)
-    used = len(left) + len(compiler) < len(mesh)  # a program that uses none is a plain one
-    return Assignment(mesh, resources, tuple(compiler) if used else ())
+    return Assignment(mesh, resources)
 
 
 # ------------------------------------------------------------------------------ writing

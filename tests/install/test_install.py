@@ -512,7 +512,7 @@ def test_options_are_accepted_and_remembered(maps, option):
 
 
 def test_the_option_that_had_an_effect_warns_at_the_users_line(maps):
-    with pytest.warns(UserWarning, match="has no effect: .*compiler_axes") as seen:
+    with pytest.warns(UserWarning, match="has no effect: .*is gathered at the call") as seen:
         jax.config.update(removed.SPMD_LOWERING, True)
     assert [w.filename for w in seen] == [__file__]
     with warnings.catch_warnings():

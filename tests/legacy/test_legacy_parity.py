@@ -15,7 +15,7 @@ import pytest
 from outcomes import checksum, outcome_of, values
 from programs import PROGRAMS
 
-from xmap_compat import Mesh, compiler_axes
+from xmap_compat import Mesh
 
 HERE = pathlib.Path(__file__).parent
 RECORDED = json.loads((HERE / "recorded.json").read_text())
@@ -108,7 +108,7 @@ def half_used(name, assignment):
 
 @pytest.mark.sampled(8)
 @over_cells([cell for cell in SAME if half_used(*cell)])
-def test_as_recorded_beside_axes_of_the_compiler(name, assignment):
+def test_as_recorded_from_arguments_that_lie_otherwise(name, assignment):
     """With arguments sharded over the mesh axis that a program leaves."""
     program = PROGRAMS[name]
     left = next(axis for axis in "yx" if axis not in str(program.on[assignment].values()))
@@ -119,8 +119,7 @@ def test_as_recorded_beside_axes_of_the_compiler(name, assignment):
         spec = jax.sharding.PartitionSpec(*(left if d == dims[-1] else None for d in range(np.ndim(leaf)) if dims))
         return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec)) if isinstance(leaf, np.ndarray) else leaf
 
-    with compiler_axes(left):
-        result, _ = program.run(assignment, jax.tree.map(placed, program.make_args()))
+    result, _ = program.run(assignment, jax.tree.map(placed, program.make_args()))
     leaves = jax.tree.leaves(result)
     assert_values(list(map(values, leaves)), recorded_values(name, assignment), recorded(name, assignment)["leaves"])
 

@@ -13,7 +13,7 @@ from placements import shaped
 from subprocesses import run
 
 import xmap_compat
-from xmap_compat import Mesh, compiler_axes, global_array, pdot, search, xmap
+from xmap_compat import Mesh, global_array, pdot, search, xmap
 from xmap_compat.testing import check_assignments
 
 
@@ -85,12 +85,6 @@ def test_plans_are_those_of_a_real_mesh(case, resources, real):
         assert f.plan(*args).transfers == call.transfers
         assert [a.device_type for a in f.plan(*args).arguments] == [a.device_type for a in call.arguments]
     assert str(f.plan(*args, mesh=unnamed)) == str(call).replace(" cpu devices", " devices")
-
-
-def test_compiler_axes_need_no_devices(real):
-    f = xmap(halves, ["row", ...], {}, axis_resources={"row": "x"})
-    with compiler_axes("y"):
-        assert str(f.plan(*HALVES[-1], mesh=real.abstract_mesh)) == as_abstract(f.plan(*HALVES[-1], mesh=real), real)
 
 
 def test_a_search_is_that_of_a_real_mesh(real):

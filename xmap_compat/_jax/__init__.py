@@ -62,9 +62,9 @@ from xmap_compat._jax.mesh import (
     resharded,
     restore_mesh_context,
 )
+from xmap_compat._jax.moves import gather, reshaped
 from xmap_compat._jax.nice import optional
 from xmap_compat._jax.options import accept_options, set_for_all_threads
-from xmap_compat._jax.partial import constrained, gather, in_float32, partitioned_axes, reshaped, sum_scatter
 from xmap_compat._jax.patches import (
     Restoration,
     mend_collective_batching,

@@ -167,7 +167,7 @@ class Expanded(NamedTuple):
     """An operation of ``jax.experimental.hijax`` that is evaluated by its definition, derivatives included.
 
     It is a linear map that holds a function (``tangent_solve`` of a ``lax.custom_root`` is given one), or its results
-    have no derivative: JAX's batching rule of ``searchsorted`` fails where axes are left to the compiler.
+    have no derivative: JAX's batching rule of ``searchsorted`` fails where XLA partitions axes.
     """
 
     apply: Callable[..., Any]
@@ -180,7 +180,7 @@ class ShardMap(NamedTuple):
       body: what runs on each device.
       mesh_shape: the mesh axes and their sizes.
       in_specs, out_specs: how each operand and result is cut over them.
-      mapped: the mesh axes that are not left to the compiler.
+      mapped: the mesh axes that are manual in it.
       mesh: the mesh itself, which may be an abstract one, without devices.
     """
 

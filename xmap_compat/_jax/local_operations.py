@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.interpreters import ad
 
 from xmap_compat._jax.jaxprs import HiPrim
-from xmap_compat._jax.partial import of_compiler
 from xmap_compat._jax.types import varying_axes_of, varying_like
 from xmap_compat._jax.version import VERSION
 
 
-def local_operation(eqn: Any, mesh_axes: Sequence[str], compiler: Container[Any] = ()) -> tuple[Any, Mapping[str, Any]]:
+def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
     """An equation's primitive and parameters, fit for evaluation inside our typed ``shard_map``.
 
-    Shardings that were recorded outside have no meaning there, except for axes that the compiler has.  Operations that
-    carry the types of their results must declare the mesh axes over which these vary.  JAX (as of 0.12) interprets
-    Pallas kernels with loops that do not type-check there, nor would they in a ``shard_map`` written by hand
-    with ``check_vma=True``.
+    Shardings that were recorded outside have no meaning there.  Operations that carry the types of their results must
+    declare the mesh axes over which these vary.  JAX (as of 0.12) interprets Pallas kernels with loops that do not
+    type-check there, nor would they in a ``shard_map`` written by hand with ``check_vma=True``.
     """
-    params: dict[str, Any] = {k: None if k == "sharding" else v for k, v in eqn.params.items()}
-    if params.get("out_sharding") is not None:
-        params["out_sharding"] = of_compiler(params["out_sharding"], compiler)
+    params: dict[str, Any] = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
     if eqn.primitive.name == "call_hi_primitive":
         params["_prim"] = _varying_operation(params["_prim"], mesh_axes)
     if eqn.primitive.name == "pallas_call" and not params["interpret"]:

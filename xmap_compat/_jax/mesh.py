@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import threading
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -15,7 +14,6 @@ from jax._src.mesh import get_concrete_mesh
 
 from xmap_compat._jax.nice import optional
 from xmap_compat._jax.patches import Restoration
-from xmap_compat._jax.types import explicit_spec
 
 # The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
 _NOTHING = lambda *args, **kwargs: None  # noqa: E731
@@ -143,26 +141,18 @@ def mesh_to_stage(mesh: AnyMesh) -> AnyMesh:
     return mesh.abstract_mesh if get_concrete_mesh() == mesh else mesh
 
 
-def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
-    """Reshard values: under Explicit axes, shard_map refuses arguments whose sharding differs from its in_specs.
-
-    Args:
-      kept: mesh axes over which their sharding stays the same.
-    """
+def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any) -> list[Any]:
+    """Reshard values: under Explicit axes, shard_map refuses arguments whose sharding differs from its in_specs."""
     explicit = {n for n, t in zip(mesh.axis_names, mesh.axis_types) if t == jax.sharding.AxisType.Explicit}
     if not explicit:
         return list(values)
-    wanted = [_joined(spec, explicit, before, kept) for spec, before in zip(specs, map(explicit_spec, values))]
-    return [jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, spec)) for x, spec in zip(values, wanted)]
+    wanted = [jax.sharding.NamedSharding(mesh, _over(spec, explicit)) for spec in specs]
+    return [jax.sharding.reshard(x, sharding) for x, sharding in zip(values, wanted)]
 
 
-def _joined(spec, names, before, kept):
-    """A PartitionSpec over ``names`` (shard_map places those of type Auto itself), and over ``kept`` as before."""
-    entries = []
-    for entry, had in itertools.zip_longest(spec, before):
-        axes = [a for a in axes_of_entry(entry) if a in names] + [a for a in axes_of_entry(had) if a in kept]
-        entries.append(tuple(axes) or None)
-    return jax.sharding.PartitionSpec(*entries)
+def _over(spec, names):
+    """A PartitionSpec over some mesh axes only: shard_map places values over the others itself."""
+    return jax.sharding.PartitionSpec(*(tuple(a for a in axes_of_entry(entry) if a in names) or None for entry in spec))
 
 
 def axes_of_entry(entry: Any) -> tuple[Any, ...]:

@@ -172,8 +172,6 @@ def _placements(declared, arguments, scope):
         raise errors.shadowed_names(shadowed, _jax.where_now())
     if enclosing and enclosing[-1].scope.mesh != scope.mesh:
         raise errors.mesh_changed()
-    if enclosing and enclosing[-1].scope.compiler != scope.compiler:
-        raise errors.compiler_axes_changed(enclosing[-1].scope.compiler, scope.compiler)
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
     placements = place_axes(ordered, declared.resources, scope, arguments.origins)
     _check_backend(declared.backend, scope, placements)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,8 +43,6 @@ class DeviceView:
       nested: whether this is in the body of another xmap; ``mesh_axes`` are then named axes of that one.
       foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
         around the xmap.  Names do not show these.
-      compiler: the mesh axes that are left to the compiler.
-      in_float32: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.in_float32`.
       mixed: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
       untyped: whether types do not tell what varies, as results differ between devices that must not in a type.
       casts: the results of :func:`cast_to` for a value and some names, with the trace.  Several uses share a cast: in a
@@ -56,8 +54,6 @@ class DeviceView:
     mesh_sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
     nested: bool = False
     foreign: bool = False
-    compiler: frozenset[Any] = frozenset()
-    in_float32: bool = False
     mixed: bool = False
     untyped: bool = False
     casts: _Casts = dataclasses.field(default_factory=weakref.WeakKeyDictionary, repr=False, compare=False)
@@ -143,12 +139,7 @@ def _cast_typed(view, data, axes):
         return data
     present = _jax.varying_axes(data)
     missing = tuple(m for m in axes if m not in present)
-    return sent(view, lambda x: lax.pcast(x, missing, to="varying"), data) if missing else data
-
-
-def sent(view: DeviceView, collective: Callable[[Any], Any], data: Any) -> Any:
-    """Apply a collective over devices, or a cast to varying (the transpose of the cast is a collective)."""
-    return _jax.in_float32(collective, data) if view.in_float32 else collective(data)
+    return lax.pcast(data, missing, to="varying") if missing else data
 
 
 def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
@@ -200,8 +191,8 @@ def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
     outer = tuple(m for m in mesh_axes if m not in view.mesh_axes)
     if own:
         bound = bind(sum_p, data, own, tuple(map(view.mesh_size, own))) if view.nested else None
-        data = sent(view, lambda x: lax.psum(x, own), data) if bound is None else bound
-    return sent(view, lambda x: lax.psum(x, outer), data) if outer else data
+        data = lax.psum(data, own) if bound is None else bound
+    return lax.psum(data, outer) if outer else data
 
 
 def gather_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any], to: str = "invarying") -> Any:
@@ -219,7 +210,7 @@ def gather_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any], to: st
     if own and view.nested:
         data = bind(gather_p, data, own, tuple(map(view.mesh_size, own)))
     elif own:
-        data = sent(view, lambda x: _jax.gather(x, own, to), data)
+        data = _jax.gather(data, own, to)
     return _jax.reshaped(data, (math.prod(map(view.mesh_size, mesh_axes)) * shape[0], *shape[1:]))
 
 

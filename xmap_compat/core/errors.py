@@ -416,37 +416,6 @@ def lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int) 
     )
 
 
-def unknown_compiler_axes(names: Iterable[Hashable], mesh_axes: Iterable[Hashable]) -> ValueError:
-    return ValueError(
-        f"compiler_axes leaves {as_set(names)} to the compiler, but the mesh in scope at the call has the axes "
-        f"{as_set(mesh_axes)}. Name some of these, and enter compiler_axes around calls under that mesh only"
-    )
-
-
-def resource_of_compiler(name: Hashable, mesh_axis: Hashable) -> ValueError:
-    return ValueError(
-        f"Axis {name} has mesh axis {mesh_axis!r} in its axis_resources, but compiler_axes leaves {mesh_axis!r} to the "
-        "compiler at this call. Take it out of axis_resources, or call the xmapped function outside of compiler_axes"
-    )
-
-
-def compiler_axes_changed(outer: Iterable[Hashable], inner: Iterable[Hashable]) -> RuntimeError:
-    return RuntimeError(
-        f"Changing compiler_axes is not allowed inside xmap: they are {as_set(outer)} around the outer xmapped "
-        f"function, and {as_set(inner)} in its body. Enter compiler_axes around the outermost xmapped call"
-    )
-
-
-def callback_beside_compiler(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
-    advice = "Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing"
-    if primitive.startswith("debug"):
-        primitive, advice = f"{primitive} without a value", "Give it one of the body: jax.debug.print('here {}', v)"
-    return NotImplementedError(
-        f"A {primitive} (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} are left to the "
-        f"compiler. {advice}"
-    )
-
-
 def ordered_callback(primitive: str, axes: Iterable[Hashable], where: str) -> ValueError:
     return ValueError(
         f"An argument of {primitive}(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "

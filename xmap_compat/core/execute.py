@@ -18,7 +18,6 @@ from xmap_compat.core.call import PlacedCall, partition_spec
 from xmap_compat.core.device import DeviceView, laid_out, without_single
 from xmap_compat.core.evaluate import RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
-from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import boundary
 from xmap_compat.core.nested.axes import as_placements, own_of
@@ -93,16 +92,9 @@ def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
 def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     mesh = placed.scope.mesh
     assert mesh is not None
-    compiler = placed.scope.compiler
-    axes = tuple(a for a in mesh.axis_names if a not in compiler)
-    in_float32 = bool(compiler) and (platform_of(mesh) or jax.default_backend()) == "cpu"
     placements = placed.placements
-    if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
-        placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
     untyped = any(placed.undeclared) or bool(undeclared.own_elements_of(placements))
-    view = DeviceView(
-        placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, in_float32=in_float32, untyped=untyped
-    )
+    view = DeviceView(placements, mesh.axis_names, dict(mesh.shape), untyped=untyped)
     if axes_of_vmap := _jax.axes_of_spmd_vmap():
         raise errors.spmd_vmap(axes_of_vmap)
     arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
@@ -116,15 +108,11 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
         consts, leaves = undeclared.without_gradient(placed.fun_name, consts, list(leaves))
     in_specs = ([PartitionSpec()] * len(consts), arg_specs)
     staged = _jax.mesh_to_stage(mesh)
-    specs = {"in_specs": in_specs, "out_specs": out_specs, "axis_names": set(axes)}
+    specs = {"in_specs": in_specs, "out_specs": out_specs, "axis_names": set(mesh.axis_names)}
     mapped = jax.shard_map(on_device, mesh=staged, check_vma=not untyped, **specs)
     with _jax.context_of(mesh):
-        args = _jax.resharded(leaves, arg_specs, staged, compiler)
-        outs = mapped(_jax.resharded(consts, in_specs[0], staged, compiler), args)
-        if not compiler:
-            return outs
-        declared = [partition_spec(spec, placed.placements) for spec in placed.out_specs]
-        return _jax.resharded(outs, declared, staged, compiler)
+        args = _jax.resharded(leaves, arg_specs, staged)
+        return mapped(_jax.resharded(consts, in_specs[0], staged), args)
 
 
 def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:

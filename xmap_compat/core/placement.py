@@ -13,7 +13,6 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.compiler import axes_of_compiler
 from xmap_compat.core.mesh import SerialLoop, loops_in_scope, mesh_of_jax
 from xmap_compat.core.specs import AxisName, check_name
 
@@ -62,12 +61,6 @@ class Placement:
 
     def without_loops(self) -> Placement:
         return dataclasses.replace(self, loops=(), loop_sizes=())
-
-    def without_mesh_axes_of_one(self) -> Placement:
-        """The same placement without mesh axes of one device, which cut nothing."""
-        kept = [(axis, size) for axis, size in zip(self.mesh_axes, self.mesh_sizes) if size != 1]
-        axes, sizes = zip(*kept) if kept else ((), ())
-        return dataclasses.replace(self, mesh_axes=axes, mesh_sizes=sizes)
 
     def on_device_axes(self) -> Placement:
         """The same placement inside an enclosing xmap: mesh axes are named axes there."""
@@ -160,12 +153,10 @@ class Scope:
     Attributes:
       mesh: the mesh, which may be abstract.
       loops: named loops with their lengths.
-      compiler: mesh axes that are left to the compiler.
     """
 
     mesh: _jax.AnyMesh | None
     loops: tuple[tuple[Hashable, int], ...]
-    compiler: frozenset[Hashable] = frozenset()
 
 
 def current_scope() -> Scope:
@@ -173,7 +164,7 @@ def current_scope() -> Scope:
     mesh = mesh_of_jax(ambient) if ambient is not None else None
     if _bodies.stack and isinstance(around := _bodies.stack[-1].scope.mesh, jax.sharding.AbstractMesh):
         mesh = around if not isinstance(mesh, jax.sharding.Mesh) else mesh  # no types are in effect in a body
-    return Scope(mesh, tuple(loops_in_scope.value), axes_of_compiler.value)
+    return Scope(mesh, tuple(loops_in_scope.value))
 
 
 def place_axes(
@@ -182,11 +173,9 @@ def place_axes(
     """One Placement for each axis; ``origins`` says for messages which argument each size is from.
 
     Raises:
-      ValueError: a resource is not in scope, is the compiler's, or does not divide the size of the axis.
+      ValueError: a resource is not in scope, or does not divide the size of the axis.
     """
     mesh_shape = dict(scope.mesh.shape) if scope.mesh is not None else {}
-    if scope.mesh is not None and (unknown := scope.compiler - set(mesh_shape)):
-        raise errors.unknown_compiler_axes(unknown, mesh_shape)
     loops = dict(scope.loops)
     wanted = {r for entries in resources.values() for r in entries if not isinstance(r, SerialLoop)}
     missing = [r for r in wanted if r not in mesh_shape and r not in loops]
@@ -195,9 +184,6 @@ def place_axes(
         raise errors.missing_resources(missing, axes, [*mesh_shape, *loops], bool(mesh_shape))
     if shadowed := [r for r in wanted if r in mesh_shape and r in loops]:
         raise errors.mesh_shadows_loops(shadowed)
-    for name, entries in resources.items():
-        if taken := [r for r in entries if r in scope.compiler]:
-            raise errors.resource_of_compiler(name, taken[0])
     places = {name: (origins or {}).get(name, "axis_sizes") for name in sizes}
     return {n: _place(n, size, resources.get(n, ()), mesh_shape, loops, places[n]) for n, size in sizes.items()}
 

@@ -118,7 +118,7 @@ def of_first_device(leaves: Sequence[Any], mesh: Any) -> list[Any]:
             check_vma=False,
         )
         with _jax.context_of(mesh):
-            return mapped(_jax.resharded(leaves, [everywhere] * len(leaves), staged, frozenset()))
+            return mapped(_jax.resharded(leaves, [everywhere] * len(leaves), staged))
 
     taken.defjvp(lambda primals, tangents: (taken(*primals), *tangents))  # where they were equal, they still are
     return taken(list(map(jnp.asarray, leaves)))

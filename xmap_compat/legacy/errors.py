@@ -30,5 +30,5 @@ def assigned_loops(loops: Sequence[Any]) -> ValueError:
 def no_spmd_lowering() -> str:
     return (
         "experimental_xmap_spmd_lowering has no effect: an argument that is sharded over mesh axes that no named axis "
-        "uses is gathered at the call. To keep it sharded, call within xmap_compat.compiler_axes of these mesh axes"
+        "uses is gathered at the call. To keep it sharded, name that dimension in in_axes, on these mesh axes"
     )

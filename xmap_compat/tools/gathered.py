@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from xmap_compat import _jax
-from xmap_compat.core.call import PlacedCall, mesh_axes_used, partition_spec
+from xmap_compat.core.call import PlacedCall, partition_spec
 from xmap_compat.tools.staged import bytes_of
 from xmap_compat.tools.text import listed
 
@@ -27,20 +27,16 @@ class Gathered:
       mesh_axes: the mesh axes over which it is sharded although its spec does not say so.
       dims: the dimensions that are sharded over them.
       bytes_received: the bytes that each device receives before it computes anything.
-      unused: whether neither the call nor one nested in it uses these mesh axes.
     """
 
     path: str
     mesh_axes: tuple[Any, ...]
     dims: tuple[int, ...]
     bytes_received: int
-    unused: bool
 
     @property
     def remedy(self) -> str:
         """The change to the program that avoids the gather."""
-        if self.unused:
-            return f"call within compiler_axes({', '.join(map(repr, self.mesh_axes))})"
         return f"name dimension {listed(self.dims)} in in_axes, on {listed(self.mesh_axes)}"
 
 
@@ -53,9 +49,8 @@ def gathered_arguments(placed: PlacedCall, leaves: Sequence[Any], paths: Sequenc
     mesh = placed.scope.mesh
     if mesh is None or not placed.uses_mesh or placed.nested:
         return
-    used = mesh_axes_used(placed.program, placed.placements)
     for leaf, spec, path in zip(leaves, placed.in_specs, paths):
-        yield from _gathered(path, leaf, partition_spec(spec, placed.placements), mesh, placed.scope.compiler, used)
+        yield from _gathered(path, leaf, partition_spec(spec, placed.placements), mesh)
 
 
 def gathered_in_step(jaxpr: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[Gathered]:
@@ -79,32 +74,26 @@ def _entering(body: Any, given: dict[Any, tuple[Any, str]]) -> Iterator[Gathered
             inside = {v: known(operand) for v, operand in zip(inner.invars, passed)}
             yield from _entering(inner, {v: value for v, value in inside.items() if value is not None})
         elif isinstance(found, _jax.ShardMap):
-            compiler = frozenset(found.mesh_shape) - found.mapped
-            entries = [entry for spec in (*found.in_specs, *found.out_specs) for entry in spec]
-            used = frozenset(axis for entry in entries for axis in _jax.axes_of_entry(entry))
             for operand, spec in zip(eqn.invars, found.in_specs):
                 leaf, path = known(operand) or (None, "")
                 sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
                 mesh = getattr(sharding, "mesh", None)
                 if mesh is not None and dict(mesh.shape) == dict(found.mesh_shape):
-                    yield from _gathered(path, leaf, spec, mesh, compiler, used)
+                    yield from _gathered(path, leaf, spec, mesh)
 
 
-def _gathered(
-    path: str, leaf: Any, spec: Any, mesh: Any, compiler: frozenset[Any], used: frozenset[Any]
-) -> Iterator[Gathered]:
-    """The gather of an argument whose sharding and spec differ, if any; ``used``: mesh axes that the call needs."""
+def _gathered(path: str, leaf: Any, spec: Any, mesh: Any) -> Iterator[Gathered]:
+    """The gather of an argument whose sharding and spec differ, if any."""
     lies = _spec_of(leaf, mesh)
     wanted = {axis for entry in spec for axis in _jax.axes_of_entry(entry)}
     extra = [(d, axis) for d, entry in enumerate(lies) for axis in _jax.axes_of_entry(entry) if axis not in wanted]
-    extra = [(d, axis) for d, axis in extra if axis not in compiler]
     if not extra:
         return
     kept = wanted.union(*(_jax.axes_of_entry(entry) for entry in lies)) - {axis for _, axis in extra}
     needed = bytes_of(jax.typeof(leaf)) // math.prod(mesh.shape[axis] for axis in kept)
     received = needed - needed // math.prod(mesh.shape[axis] for _, axis in extra)
     axes = tuple(dict.fromkeys(axis for _, axis in extra))
-    yield Gathered(path, axes, tuple(dict.fromkeys(d for d, _ in extra)), received, used.isdisjoint(axes))
+    yield Gathered(path, axes, tuple(dict.fromkeys(d for d, _ in extra)), received)
 
 
 def _spec_of(leaf: Any, mesh: _jax.AnyMesh) -> tuple[Any, ...]:

@@ -112,7 +112,6 @@ class CallPlan(Shown):
       results: one entry for each array.
       collectives: the collectives, in the order of the program.
       gathered: the arguments that are gathered where they enter, as far as arrays or types have shardings.
-      compiler_axes: the mesh axes that are left to the compiler.
       recipe: what you write by hand in plain JAX: an expression, and a line for each collective.
     """
 
@@ -124,7 +123,6 @@ class CallPlan(Shown):
     results: tuple[Array, ...]
     collectives: tuple[Collective, ...]
     gathered: tuple[Gathered, ...]
-    compiler_axes: tuple[Any, ...]
     recipe: tuple[str, ...]
 
     @property
@@ -186,7 +184,6 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         results_of(placed),
         collectives(tree_of(jaxpr), marks),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
-        tuple(m for m in mesh.axis_names if m in placed.scope.compiler) if mesh is not None else (),
         tuple(recipe_of(declared, placed)),
     )
 

@@ -38,13 +38,12 @@ MAX_CANDIDATES, MAX_REFUSED = 20, 5
 BY_HAND = "by hand, with `mapped` of xmap_compat/tools/leave/mapped.py:"
 
 
-def show_mesh(mesh: _jax.AnyMesh | None, compiler_axes: Sequence[object] = ()) -> str:
+def show_mesh(mesh: _jax.AnyMesh | None) -> str:
     """``mesh x: 4, y: 2 (8 cpu devices)``"""
     if mesh is None:
         return "one device"
-    left = f"; left to the compiler: {listed(compiler_axes)}" if compiler_axes else ""
     kind = " ".join([*filter(None, [platform_of(mesh)]), "device"])
-    return f"mesh {axes_text(mesh.shape)} ({plural(mesh.size, kind)}{left})"
+    return f"mesh {axes_text(mesh.shape)} ({plural(mesh.size, kind)})"
 
 
 def execution(axis: Placement) -> str:
@@ -120,7 +119,7 @@ def _tables(*tables: Rows) -> list[str]:
 
 
 def _title(plan: CallPlan | StepPlan) -> str:
-    return _lines([f"plan of {plan.function}: {show_mesh(plan.mesh, plan.compiler_axes)}"])
+    return _lines([f"plan of {plan.function}: {show_mesh(plan.mesh)}"])
 
 
 def _total(plan: CallPlan | StepPlan) -> str:

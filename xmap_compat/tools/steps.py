@@ -94,11 +94,6 @@ class StepPlan(Shown):
     compiled: Compiled | None
 
     @property
-    def compiler_axes(self) -> tuple[Any, ...]:
-        """The mesh axes that some call leaves to the compiler."""
-        return tuple(dict.fromkeys(axis for call in self.calls for axis in call.compiler_axes))
-
-    @property
     def bytes_sent(self) -> int | None:
         """The bytes that each device sends in the calls of a step; None if a while loop decides."""
         return total_bytes(self.transfers)

@@ -15,7 +15,7 @@ def offered(scope: Scope) -> Mapping[DeviceAxis, int]:
         return enclosing[-1].device_axes
     if scope.mesh is None or _jax.in_manual_region():
         return {}
-    return {DeviceAxis(name): size for name, size in scope.mesh.shape.items() if name not in scope.compiler}
+    return {DeviceAxis(name): size for name, size in scope.mesh.shape.items()}
 
 
 def mesh_is_offered() -> bool:

@@ -63,7 +63,6 @@ def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]
         "out_axes": ", ".join(_mapping(spec.names) for spec in placed.out_specs),
         "axis sizes": _mapping(placed.body.sizes.items()),
         "arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),
-        "axes of the compiler": ", ".join(sorted(map(repr, placed.scope.compiler))) or "none",
         "serial loops": _mapping(placed.scope.loops),
         "mesh": f"{_mapping(mesh.shape.items())} of {devices[0].platform} devices {ids} of processes {processes}",
         "versions": f"jax {_jax.RELEASE}, xmap_compat {_version.__version__}",

@@ -6,7 +6,6 @@ an index; only elements that change device are sent.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, Part, cast_to, laid_out_over, sent, times_elements
+from xmap_compat.core.device import DeviceView, Part, cast_to, laid_out_over, times_elements
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.specs import AxisNames
@@ -49,7 +48,7 @@ def _scattered(view, summed, names, position):
     data, mesh, local = _split(view, summed, position, names)
     if mesh:
         axes = tuple(part.name for part in mesh)
-        data = sent(view, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh) + len(local)))
+        data = lax.psum_scatter(_merge_leading(data, len(mesh) + len(local)), axes, tiled=True)
         data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
     return NamedValue(data, (*(part.name for part in local), *summed.dims), summed.names)
 
@@ -117,7 +116,7 @@ def _exchange(view, value, names, split):
         axes = tuple(part.name for part in mesh)
         shape = data.shape
         exchange = lambda x: lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)  # noqa: E731
-        data = sent(view, exchange, _merge_leading(data, len(mesh)))
+        data = exchange(_merge_leading(data, len(mesh)))
         data = _jax.reshaped(data, shape)
     # Leading: source devices, new local owners; then the old dimensions, among them the local sources.
     lead = len(mesh) + len(local)
@@ -176,7 +175,7 @@ def _permute_slots(view, data, moves, mesh_axes):
     devices = math.prod(map(view.mesh_size, mesh_axes))
     slots = data.shape[0]
     if devices > 1 and slots == 1:
-        return sent(view, functools.partial(_permuted, mesh_axes, [(s, d) for s, _, d, _ in moves]), data)
+        return lax.ppermute(data, mesh_axes, [(s, d) for s, _, d, _ in moves])
     buffers, nothing = [data], slots
     taken = np.full((devices, slots), _EMPTY_SLOT)
     for source, slot, destination, target in moves:
@@ -190,16 +189,12 @@ def _permute_slots(view, data, moves, mesh_axes):
             send[source] = [slot for slot, _ in pairs]
             taken[destination, [target for _, target in pairs]] = nothing + np.arange(width)
         outgoing = _take_slots(view, [data], send, mesh_axes)
-        buffers.append(sent(view, functools.partial(_permuted, mesh_axes, list(batch)), outgoing))
+        buffers.append(lax.ppermute(outgoing, mesh_axes, list(batch)))
         nothing += width
     if (taken == _EMPTY_SLOT).any():
         buffers.append(jnp.zeros_like(data[:1]))
         taken[taken == _EMPTY_SLOT] = nothing
     return _take_slots(view, buffers, taken, mesh_axes)
-
-
-def _permuted(mesh_axes, pairs, x):
-    return lax.ppermute(x, mesh_axes, pairs)
 
 
 def _take_slots(view, buffers, table, mesh_axes):

@@ -17,7 +17,6 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named, bind_per_element, dot_dimensions
 from xmap_compat.core.device import DeviceView, cast_alike, cast_to
-from xmap_compat.core.rules.layouts import laid_out, layout_of
 from xmap_compat.core.values import NamedValue
 
 Params = Mapping[str, Any]
@@ -27,22 +26,17 @@ _GENERAL = None  # what a rule returns for operands that need the general way
 
 def bind_ordinary(view: DeviceView, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
     """The results of an equation that knows nothing of names."""
-    primitive, params, layout = eqn.primitive, eqn.params, None
+    primitive, params = eqn.primitive, eqn.params
     if view.typed:
         names = frozenset().union(*(v.names for v in operands))
-        primitive, params = _jax.local_operation(eqn, view.mesh_axes_of(names), view.compiler)
-        layout = layout_of(view, primitive, params, operands)
-    if layout is not None:
-        operands = laid_out(view, operands, layout.operands, layout.named)
+        primitive, params = _jax.local_operation(eqn, view.mesh_axes_of(names))
     operands = cast_alike(view, operands)
     rule = DIRECT.get(primitive.name)
     results = _GENERAL if rule is None else rule(view, primitive, operands, params)
     if _jax.draws_from_rbg(primitive, operands):
         # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
-        results = bind_per_element(view, primitive, operands, params)
-    elif results is _GENERAL:
-        results = bind_named(view, primitive, operands, params)
-    return results if layout is None else laid_out(view, results, layout.results, layout.named)
+        return bind_per_element(view, primitive, operands, params)
+    return bind_named(view, primitive, operands, params) if results is _GENERAL else results
 
 
 def _bind(view, primitive, data, params, dims, names):

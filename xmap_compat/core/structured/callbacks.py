@@ -74,8 +74,8 @@ CALLBACKS = (*_WAITING, "debug_callback", "debug_print", "check", "create_token"
 
 
 def call_python(ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """In a ``shard_map`` over a part of the mesh, JAX lacks calls with results, and XLA those without operands."""
-    name, where, compiler = eqn.primitive.name, _jax.where_in_user_code(eqn), ev.view.compiler
+    """Call Python as often as each function promises, or refuse."""
+    name, where = eqn.primitive.name, _jax.where_in_user_code(eqn)
     if name == "check" and not eqn.params["debug"]:  # JAX would report it for elements that take another branch, too
         raise errors.check_from_outside(ev.checker.fun, where)
     if name in ("create_token", "after_all"):
@@ -85,6 +85,4 @@ def call_python(ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any
             raise errors.ordered_callback(name, names, where)
         if (devices := math.prod(ev.view.mesh_sizes.values())) > 1:
             raise errors.ordered_effect(ev.checker.fun, devices)
-    if compiler and (name in _WAITING or not operands):
-        raise errors.callback_beside_compiler(name, compiler, where)
     return _WAITING[name](ev, operands, eqn) if name in _WAITING else bind_ordinary(ev.view, eqn, operands)

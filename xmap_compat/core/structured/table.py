@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +11,11 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.collectives import collectives_in
-from xmap_compat.core.device import DeviceView
 from xmap_compat.core.evaluate import Evaluator, Rule
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured import branches, custom_derivatives, iteration
 from xmap_compat.core.structured.callables import checkpointed, evaluate_callable
 from xmap_compat.core.structured.callbacks import CALLBACKS, call_python
-from xmap_compat.core.values import NamedValue
 
 
 def _call(ev: Evaluator, call: _jax.Call, operands, eqn):
@@ -44,28 +40,14 @@ def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
 
 
 def _sharding_constraint(ev: Evaluator, _: None, operands, eqn):
-    """Inside our shard_map each device already holds its part: a constraint applies to the compiler's axes only."""
-    if not ev.view.typed:
-        return bind_named(ev.view, eqn.primitive, operands, eqn.params)
-    sharding = eqn.params.get("sharding", eqn.params.get("dst_sharding"))
-    return [_constrained(ev.view, v, sharding) if ev.view.compiler else v for v in operands]
-
-
-def _constrained(view: DeviceView, value: NamedValue, sharding: Any) -> NamedValue:
-    """Constrain a value's positional dimensions over the compiler's axes, as a sharding over all axes says."""
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return value
-    entries = itertools.chain(sharding.spec, itertools.repeat(None))
-    wanted = [next(entries) if name is None else jax.sharding.PartitionSpec.UNCONSTRAINED for name in value.dims]
-    return dataclasses.replace(value, data=_jax.constrained(value.data, wanted, view.compiler))
+    """Inside our shard_map each device already holds its part: a constraint has no effect there."""
+    return list(operands) if ev.view.typed else bind_named(ev.view, eqn.primitive, operands, eqn.params)
 
 
 def _device_put(ev: Evaluator, _: None, operands, eqn):
     """Treat shardings as constraints; leave other places (a device, a kind of memory) to JAX."""
-    places = eqn.params["devices"]
-    if ev.view.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in places):
-        return [_constrained(ev.view, v, place) if ev.view.compiler else v for v, place in zip(operands, places)]
-    return bind_ordinary(ev.view, eqn, operands)
+    shardings = (isinstance(place, jax.sharding.NamedSharding) for place in eqn.params["devices"])
+    return list(operands) if ev.view.typed and any(shardings) else bind_ordinary(ev.view, eqn, operands)
 
 
 STRUCTURED: Mapping[Any, Rule] = {

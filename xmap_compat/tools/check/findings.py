@@ -84,12 +84,12 @@ def check(paths: Sequence[Path], progress: Callable[[list[Program]], Iterable[Pr
 
 
 def _near_jax(programs: Iterable[Program]) -> list[Program]:
-    """The programs that may ask JAX for something, or import what imports it: the others are not even parsed."""
-    own = re.compile(r"\bfrom\s+jax|\bimport\b.*\bjax|__import__|import_module|modules")
+    """The programs that may ask JAX for something, also by a name of one that imports it: no others are parsed."""
+    own = re.compile(r"\bfrom\s+jax|\bimport\b.*\bjax|__import__|import_module|\bmodules\b")
     near = [program for program in programs if "jax" in program.text and own.search(program.text)]
-    stems = {(p.path.parent if p.path.stem == "__init__" else p.path).stem for p in near} | {"jax"}
-    imports = re.compile(rf"(?m)^\s*(from|import)\b.*\b({'|'.join(map(re.escape, sorted(stems)))})\b")
-    return [program for program in programs if program in near or imports.search(program.text)]
+    stems = {re.escape((p.path.parent if p.path.stem == "__init__" else p.path).stem) for p in near}
+    taken = re.compile(rf"\b({'|'.join(sorted(stems))})(\.|\s+import\b.*)(\b(jax|jnp|lax|maps|np)\b|\*)")
+    return [program for program in programs if program in near or (near and taken.search(program.text))]
 
 
 def _reported(programs: Iterable[Program]) -> dict[Path, list[Reported]]:
