@@ -736,6 +736,23 @@ def test_two_axes_on_one_mesh_axis(name, tmp_path, monkeypatch):
         assert_close(left.run(), (x.mean(0), np.full(6, 8.0)))
 
 
+def test_axes_that_two_meshes_split_differently_are_refused_as_a_later_mesh_may_have_both(tmp_path, monkeypatch):
+    """There `axes_of` would find the mesh axes of the other one."""
+    program = """
+        def body(v):
+            return v + lax.psum(v, 'i')
+
+        f = xmap(body, ['i', ...], ['i', ...], axis_resources={'i': 'd'})
+        g = xmap(body, ['i', ...], ['i', ...], axis_resources={'i': ('d', 'e')})
+        with Mesh(devices[:4], 'd'):
+            f(x)
+        with Mesh(devices[:4].reshape(2, 2), ('d', 'e')):
+            g(x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    assert "both names have a meaning there" in left.refused[0] and left.refused[1]
+
+
 SHARED = {
     "an alias": ("average = functools.partial(lax.pmean, axis_name='d')", "average(v)"),
     "a function of another package": ("import scipy", "scipy.special.softmax(v, 'd')"),

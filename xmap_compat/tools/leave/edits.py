@@ -198,7 +198,7 @@ def _check(c: Construction, rewriting: Rewriting, names: AxisNames, by_table: bo
     """
     own = _choices(c)
     meshes = {m for p in c.placed if p.scope.mesh is not None for m in p.scope.mesh.axis_names}
-    bound = {*(meshes or names.mesh_axes), *(parts[-1] for parts in own.values())}
+    bound = {*names.mesh_axes, *(parts[-1] for parts in own.values())}  # a later mesh may have them all
     for name, parts in own.items():
         if not by_table or name not in names.choices:
             continue
