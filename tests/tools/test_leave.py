@@ -7,6 +7,7 @@ patches; and edits that are wrong on purpose, which the second run must find.
 import argparse
 import contextlib
 import functools
+import importlib.util
 import io
 import json
 import os
@@ -493,10 +494,18 @@ def test_bad_input_is_refused_in_words_and_nothing_runs(case, tmp_path, monkeypa
     assert words in capsys.readouterr().err
 
 
+def test_without_the_type_checker_nothing_runs_and_it_is_said(tmp_path, monkeypatch, capsys):
+    (tmp_path / "p.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert command.main(parsed("p.py")) == 2
+    assert "leave: it needs the type checker ty" in capsys.readouterr().err
+
+
 def test_a_failure_of_leave_itself_is_told_as_one(tmp_path, monkeypatch, capsys):
     (tmp_path / "p.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LEAVE_TRACEBACK", raising=False)
     monkeypatch.setattr(command.Leaving, "run", lambda self: 1 / 0)
     assert command.main(parsed("p.py")) == 2
     assert "leave itself fails, with ZeroDivisionError: division by zero" in capsys.readouterr().err
@@ -751,14 +760,11 @@ def test_who_looks_on_is_told_what_a_run_has_seen(tmp_path, monkeypatch):
     assert looks_on.getvalue() == ""
 
 
-def test_options_are_read_up_to_the_program_and_those_behind_it_are_named(capsys):
+def test_options_are_read_up_to_the_program():
     given = ["--calls=2", "--stop-after", "9", "--diff", "d", "p.py", "--calls", "7", "--own", "--stop-after=3"]
     options = parsed(*given)
     command._check(options)
     assert (options.calls, options.stop_after, options.diff, options.program) == (2, 9, "d", given[5:])
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[1] for line in lines] == ["--calls", "--stop-after"]
-    assert all("stands after the program, which gets it" in line for line in lines)
 
 
 # --------------------------------------------------------------------- what the replay has reached
@@ -770,17 +776,11 @@ def total(v):
     return lax.psum(v, 'rows')
 
 @jax.custom_vjp
-def synced(v):  # a rule
+def synced(v):
     return v
 
 synced.defvjp(lambda v: (v, None),
               lambda _, ct: (lax.psum(ct, 'rows'),))  # planted
-
-@jax.custom_vjp
-def shared(v):  # a rule
-    return v - total(v)
-
-shared.defvjp(lambda v: (v - total(v), None), lambda _, ct: (ct - total(ct),))
 
 def body(flag, v):
     taken = lax.cond(flag > 0, lambda v: lax.pmean(v, 'rows'),
@@ -789,7 +789,7 @@ def body(flag, v):
     looped = lax.fori_loop(0, flag - 1, lambda k, v: v + lax.psum(v, 'rows'), v)  # planted
     if '--never' in sys.argv:
         v = v + lax.psum(v, 'rows')  # planted
-    return shared(synced(v)) + taken + own + looped
+    return v - total(synced(v)) + taken + own + looped
 
 f = xmap(body, in_axes=({}, ['rows', ...]), out_axes=['rows', ...], axis_resources={'rows': 'x'})
 with Mesh(devices, ('x',)):
@@ -799,7 +799,7 @@ with Mesh(devices, ('x',)):
 
 @pytest.mark.slow
 def test_wrong_edits_that_no_recorded_call_executes_are_not_called_verified(tmp_path, monkeypatch):
-    """An untaken branch, one of a switch under vmap, a loop without iterations, an ``if``, and backward rules."""
+    """An untaken branch, one of a switch under vmap, a loop without iterations, an ``if``, and a backward rule."""
     text = HEAD + UNREACHED
     (tmp_path / "prog.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -823,9 +823,8 @@ def test_wrong_edits_that_no_recorded_call_executes_are_not_called_verified(tmp_
     seen = with_edits_planted(planted)
     assert not seen.problems
     printed = report.Report(left.options, found, seen, [c], {}, [], left.scratch)
-    rules = [k - 1 for k, line in lines.items() if line.endswith("# a rule")]  # of the decorator
-    assert [int(line.rpartition(":")[2].split()[0]) for line in printed.unreached()] == [*sorted(planted), *rules]
-    assert printed.words(c) == f"verified on 1, except {len(planted) + len(rules)} places"
+    assert [int(line.rpartition(":")[2]) for line in printed.unreached()] == sorted(planted)
+    assert printed.words(c) == f"verified on 1, except {len(planted)} places"
     executed = next(k for k, line in lines.items() if "def total" in line) + 1
     assert "differs by" in with_edits_planted({executed}).problems[c.number]
 
@@ -861,10 +860,6 @@ PLACES = {
     ),
     "a backward rule": (lambda c, x: jax.grad(lambda x: with_rule(c)(x).sum())(x), 1),
     "a backward rule that is not taken": (lambda c, x: with_rule(c)(x), 0),
-    "a backward rule whose cotangents are zero": (
-        lambda c, x: jax.vmap(jax.grad(lambda v: jnp.where(v < 0, with_rule(c)(v), v)))(x),
-        0,
-    ),
     "an inner branch": (
         lambda c, x: jax.vmap(
             lambda v: jax.lax.cond(v < 0, lambda v: jax.lax.cond(v < 9, c, lambda v: v, v), lambda v: v, v)
@@ -883,8 +878,7 @@ def test_a_place_counts_when_a_result_of_it_is_used(kind):
     before = run(X[0])
     with counter.counting():
         np.testing.assert_array_equal(run(X[0]), before)
-    rule = f"{__name__}.with_rule.<locals>.<lambda>" if "rule" in kind else ""
-    assert counter.reached == ({(0, rule)} if expected else set())
+    assert counter.reached == ({0} if expected else set())
     assert jax.lax.cond.__module__.startswith("jax")
 
 

@@ -474,11 +474,9 @@ PROGRAMS = {
         def body(v):
             return lax.all_gather(v, 'i', axis=0).sum(0) + v
 
-        mesh = maps.Mesh(devices[:2], ('d',))
-        maps.thread_resources.env = maps.ResourceEnv(mesh, ())
-        names = maps.thread_resources.env.physical_mesh.axis_names
-        results = maps.xmap(body, ['i', ...], (['i', ...], [...]), axis_resources={'i': 'd'})(x)
-        maps.thread_resources.env = maps.EMPTY_ENV
+        with maps.Mesh(devices[:2], ('d',)):
+            names = maps.thread_resources.env.physical_mesh.axis_names
+            results = maps.xmap(body, ['i', ...], (['i', ...], [...]), axis_resources={'i': 'd'})(x)
         """,
         lambda: (x.sum(0) + x, (x.sum(0) + x).min(0)),
     ),
@@ -738,6 +736,23 @@ def test_two_axes_on_one_mesh_axis(name, tmp_path, monkeypatch):
         assert_close(left.run(), (x.mean(0), np.full(6, 8.0)))
 
 
+def test_axes_that_two_meshes_split_differently_are_refused_as_a_later_mesh_may_have_both(tmp_path, monkeypatch):
+    """There `axes_of` would find the mesh axes of the other one."""
+    program = """
+        def body(v):
+            return v + lax.psum(v, 'i')
+
+        f = xmap(body, ['i', ...], ['i', ...], axis_resources={'i': 'd'})
+        g = xmap(body, ['i', ...], ['i', ...], axis_resources={'i': ('d', 'e')})
+        with Mesh(devices[:4], 'd'):
+            f(x)
+        with Mesh(devices[:4].reshape(2, 2), ('d', 'e')):
+            g(x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    assert "both names have a meaning there" in left.refused[0] and left.refused[1]
+
+
 SHARED = {
     "an alias": ("average = functools.partial(lax.pmean, axis_name='d')", "average(v)"),
     "a function of another package": ("import scipy", "scipy.special.softmax(v, 'd')"),
@@ -766,7 +781,7 @@ def test_a_call_that_is_not_edited_and_names_an_axis_as_its_mesh_axis_is_a_place
     left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
     (c,) = left.edited.constructions
     lines = textwrap.dedent(HEAD + textwrap.dedent(program)).split("\n")
-    assert {lines[line - 1].strip() for _, line, _ in left.edited.missed(c, [])[0]} == {
+    assert {lines[line - 1].strip() for _, line, _ in left.edited.missed(c, [])} == {
         f"return {call}",
         "return v - lax.pmean(v, 'd')",
     }
@@ -794,28 +809,18 @@ def test_resources_that_another_run_gives_are_refused(given, tmp_path, monkeypat
 
 
 SET = {
-    "made on another line": "env = maps.ResourceEnv(mesh, ())\nmaps.thread_resources.env = env",
+    "once": "maps.thread_resources.env = maps.ResourceEnv(mesh, ())",
     "kept and put back": "old = maps.thread_resources.env\nmaps.thread_resources.env = old.with_mesh(mesh)",
-    "with its own mesh": "maps.thread_resources.env = maps.thread_resources.env.with_mesh(mesh)",
-    "with a loop": "maps.thread_resources.env = maps.thread_resources.env.with_extra_loop(mesh)",
-    "with loops": "maps.thread_resources.env = maps.ResourceEnv(mesh, loops)",
-    "by options": "maps.thread_resources.env = maps.ResourceEnv(**options)",
-    "among other targets": "maps.thread_resources.env = env = maps.ResourceEnv(mesh, ())",
+    "among other targets": "env = maps.thread_resources.env = maps.ResourceEnv(mesh, ())",
 }
 
 
 @pytest.mark.parametrize("how", SET)
-def test_an_environment_set_otherwise_is_refused_in_words(how):
+def test_an_environment_that_is_set_is_refused_in_words(how):
     text = f"from jax.experimental import maps\n{SET[how]}\n"
     line = text[: text.index("thread_resources.env =")].count("\n") + 1
-    with pytest.raises(Refused, match=f"p.py:{line} sets thread_resources.env .* write `thread_resources.env = "):
+    with pytest.raises(Refused, match=f"p.py:{line} sets thread_resources.env. .* write `with mesh:`"):
         edited_files({"/p.py": text.encode()}, [], "named_axes", [], False)
-
-
-def test_the_mesh_of_an_environment_is_set():
-    text = b"import jax\nfrom jax.experimental import maps\nmaps.thread_resources.env = maps.ResourceEnv(mesh, ())\n"
-    new, left = edited_files({"/p.py": text}, [], "named_axes", [], False)
-    assert new["/p.py"] == b"import jax\njax.set_mesh(mesh)\n" and not left
 
 
 DOTTED = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import importlib.util
 import json
 import os
 import pickle
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from xmap_compat.tools.check import checker
 from xmap_compat.tools.leave import messages, patch, report
 from xmap_compat.tools.leave.construction import Construction, Edited
 from xmap_compat.tools.leave.files import edited_files, others_that_need
@@ -56,21 +58,17 @@ def main(options: argparse.Namespace) -> int:
     except Refused as error:
         print(f"leave: {error}", file=sys.stderr)
     except Exception as error:  # a fault of ours; the user's files are as they were
-        if os.environ.get("LEAVE_TRACEBACK"):
-            raise
         words = f"{type(error).__name__}: {error}".partition("\n")[0]
         print(f"leave: {messages.INTERNAL.format(error=words)}", file=sys.stderr)
     return 2
 
 
 def _check(options: argparse.Namespace) -> None:
-    program = options.program = program_of(options)
-    if not program:
+    options.program = program_of(options)
+    if not options.program:
         raise Refused(messages.NO_PROGRAM)
-    own = {f"--{name.replace('_', '-')}" for name in vars(options)} - {"--program", "--module"}
-    for arg in program[1 + (program[0] == "-m") :]:
-        if (name := arg.partition("=")[0]) in own:
-            print(messages.GIVEN_TO_THE_PROGRAM.format(option=name), file=sys.stderr)
+    if importlib.util.find_spec("ty") is None:  # of whose editor the imports are
+        raise Refused(checker.MISSING)
 
 
 @dataclasses.dataclass
@@ -79,11 +77,11 @@ class Seen:
 
     Attributes:
       problems: for constructions that differ, how.
-      reached: the edited calls that were executed, and the functions in whose rules they were, or "".
+      reached: the edited calls that were executed.
     """
 
     problems: dict[int, str] = dataclasses.field(default_factory=dict)
-    reached: Sequence[tuple[int, str]] = ()
+    reached: Sequence[int] = ()
 
 
 class Leaving:
@@ -166,7 +164,7 @@ class Leaving:
         limit = max(120.0, 10 * self.seconds)
         code = self.execute(spec, f"comparing the edited program, for at most {limit:.0f} s", _SECOND, limit)
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
-        reached = [(k, name) for k, name in seen.get("reached", ())]
+        reached = seen.get("reached", ())
         problems = {int(n): messages.FOUND_TO_DIFFER.format(text) for n, text in seen.get("problems", {}).items()}
         if not seen.get("whole") and seen.get("comparing", -1) >= 0:
             problems.setdefault(seen["comparing"], messages.DIES.format(seconds=limit))

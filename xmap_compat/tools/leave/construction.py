@@ -14,20 +14,6 @@ Place = tuple[str, int, int]  # a file, a line and a column
 Entered = tuple[str, int, int, int]
 
 
-class Rule(NamedTuple):
-    """The derivative rule of a function, ``custom_vjp`` or ``custom_jvp``, that holds edited calls.
-
-    Attributes:
-      name: of the function, with its module.
-      where: its file and line.
-      places: the indices of the edited calls.
-    """
-
-    name: str
-    where: str
-    places: frozenset[int]
-
-
 class Change(NamedTuple):
     """A replacement in a file, from one spot to another.  Its text may hold marks (see ``text.plain``)."""
 
@@ -54,7 +40,6 @@ class Construction:
       change: the replacement of ``xmap``.
       changes: the edits of the functions that it reaches, some of which others reach too.
       places: the indices of the edited calls in the functions that it reaches.
-      rules: those of the functions that it reaches.
       recipe: what a person writes by hand.
     """
 
@@ -76,7 +61,6 @@ class Construction:
     change: Change | None = None
     changes: Sequence[Change] = ()
     places: frozenset[int] = frozenset()
-    rules: Sequence[Rule] = ()
     recipe: Sequence[str] = ()
 
     @property
@@ -113,13 +97,6 @@ class Edited(NamedTuple):
     entered: frozenset[Entered] = frozenset()
     keeps_meshes: bool = False
 
-    def missed(self, c: Construction, reached: Iterable[tuple[int, str]]) -> tuple[list[Place], list[str]]:
-        """The edited places of a construction, and its rules, that no call has executed.
-
-        Args:
-          reached: the indices of the executed places, and the functions in whose rules they were executed, or "".
-        """
-        executed = {(self.places[k], name) for k, name in reached}
-        places = {self.places[k] for k in c.places} - {place for place, _ in executed}
-        rules = {r.where for r in c.rules if not {(self.places[k], r.name) for k in r.places} <= executed}
-        return sorted(places), sorted(rules)
+    def missed(self, c: Construction, reached: Iterable[int]) -> list[Place]:
+        """The edited places of a construction that no call has executed; ``reached`` are indices of those executed."""
+        return sorted({self.places[k] for k in c.places} - {self.places[k] for k in reached})

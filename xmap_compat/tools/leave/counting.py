@@ -1,8 +1,7 @@
 """Counts how often edited calls are executed, in the second run.
 
 A trace visits all branches, so a call is counted when the device computes it, by ``jax.debug.callback``.  Under
-``jax.vmap`` a device computes all branches, so the callback gets the predicates of those around.  Calls in the rule of
-a ``custom_vjp`` or ``custom_jvp`` are told apart: only there do they show that the rule is right.  This file is loaded
+``jax.vmap`` a device computes all branches, so the callback gets the predicates of those around.  This file is loaded
 by its path, and imports nothing of this package.
 """
 
@@ -17,18 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-RULES = {jax.custom_vjp: ("fwd", "bwd"), jax.custom_jvp: ("jvp",)}
-
 
 class Counter:
-    """Notes the places that are executed while it is ``on``.
-
-    Attributes:
-      reached: each such place, with the name of the function in whose rule it was executed, or "".
-    """
+    """Notes in ``reached`` the places that are executed while it is ``on``."""
 
     def __init__(self):
-        self.reached: set[tuple[int, str]] = set()
+        self.reached: set[int] = set()
         self.on = False
         self._lock, self._local = threading.RLock(), threading.local()
         # Functions that are jitted are traced anew for each branch, as this is a part of the key of their traces.
@@ -40,18 +33,13 @@ class Counter:
         """The predicates of the branches and loop bodies that are being traced."""
         return self._local.__dict__.setdefault("taken", [])
 
-    @property
-    def _rules(self) -> list:
-        """The functions whose rules are being traced."""
-        return self._local.__dict__.setdefault("rules", [""])
-
     def place(self, k, function):
         """A function that counts its calls."""
 
         @functools.wraps(function)
         def counted(*args, **kwargs):
             if self.on:
-                jax.debug.callback(functools.partial(self._note, (k, self._rules[-1])), self._all_taken())
+                jax.debug.callback(functools.partial(self._note, k), self._all_taken())
             return function(*args, **kwargs)
 
         return counted
@@ -77,12 +65,9 @@ class Counter:
             for name_of, function in own.items()
             if value is function
         ]
-        calls = {kind: kind.__call__ for kind in RULES}
         self.on = True
         for names, name, _, watched in held:
             names[name] = watched
-        for kind, call in calls.items():
-            kind.__call__ = self._with_rules(call, RULES[kind])
         try:
             with self._branch(next(self._numbers)):
                 yield
@@ -91,37 +76,6 @@ class Counter:
             self.on = False
             for names, name, function, _ in held:
                 names[name] = function
-            for kind, call in calls.items():
-                kind.__call__ = call
-
-    def _with_rules(self, call, names):
-        """The call of a function whose rules tell that they are being traced."""
-
-        def watched(function, *args, **kwargs):
-            own = object.__new__(type(function))  # `copy.copy` makes none on jax 0.10
-            vars(own).update(vars(function))
-            name = f"{function.__module__}.{getattr(function, '__qualname__', '')}"
-            for kind in (kind for kind in names if getattr(own, kind)):
-                setattr(own, kind, self._rule(name, getattr(own, kind), kind == "bwd"))
-            return call(own, *args, **kwargs)
-
-        return watched
-
-    def _rule(self, name, rule, is_backward):
-        @functools.wraps(rule)
-        def traced(*args, **kwargs):
-            # Of a branch that is not taken, all cotangents are zero.
-            cotangents = [x for x in jax.tree.leaves(args[-1:]) if isinstance(x, jax.Array)] if is_backward else []
-            used = [jnp.any(jnp.stack([jnp.any(ct != 0) for ct in cotangents]))] if cotangents else []
-            self._rules.append(name)
-            self._taken.extend(used)
-            try:
-                return rule(*args, **kwargs)
-            finally:
-                self._rules.pop()
-                del self._taken[len(self._taken) - len(used) :]
-
-        return traced
 
     def _within(self, taken, function):
         """A branch or body, for which a predicate says whether its results are used."""
@@ -136,18 +90,12 @@ class Counter:
 
         return functools.wraps(function)(traced) if hasattr(function, "__name__") else traced
 
-    def _cond(self, cond, pred, *given, **kwargs):
-        args, names = list(given), ("true_fun", "false_fun")
-        for k, name in enumerate(names):
-            function = args[k] if k < len(args) else kwargs.get(name)
-            if not callable(function):
-                return cond(pred, *args, **kwargs)
-            wrapped = self._within(lambda *_, k=k: jnp.asarray(pred != 0) == (k == 0), function)
-            if k < len(args):
-                args[k] = wrapped
-            else:
-                kwargs[name] = wrapped
-        return cond(pred, *args, **kwargs)
+    def _cond(self, cond, pred, true_fun, false_fun, *args, **kwargs):
+        if not (callable(true_fun) and callable(false_fun)):
+            return cond(pred, true_fun, false_fun, *args, **kwargs)
+        is_true = lambda *_: jnp.asarray(pred != 0)  # noqa: E731
+        is_false = lambda *_: jnp.asarray(pred == 0)  # noqa: E731
+        return cond(pred, self._within(is_true, true_fun), self._within(is_false, false_fun), *args, **kwargs)
 
     def _switch(self, switch, index, branches, *args, **kwargs):
         clamped = jnp.clip(index, 0, len(branches) - 1)

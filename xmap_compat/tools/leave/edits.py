@@ -15,17 +15,13 @@ from xmap_compat.core import undeclared
 from xmap_compat.core.names import Checker
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.construction import Change, Construction, Edited, Rule, Spot
+from xmap_compat.tools.leave.construction import Change, Construction, Edited, Spot
 from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
 from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
 from xmap_compat.tools.leave.rewrite import Rewriter
 from xmap_compat.tools.leave.rewriting import AxisNames, Parts, Rewriting
 from xmap_compat.tools.leave.text import OURS, Names, NotWritable
-from xmap_compat.tools.leave.user_code import (
-    Piece,
-    calls_of_collectives,
-    collectives,
-)
+from xmap_compat.tools.leave.user_code import Piece, calls_of_collectives, collectives
 from xmap_compat.tools.leave.verifying import in_a_line
 from xmap_compat.tools.recipe import recipe_of
 
@@ -73,7 +69,6 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     _keep_what_stays(cs, functions)
     for c in cs:
         own = [f for f in functions if c in f.reached_by]
-        c.rules = [rule for function in reached[c].rules for rule in _rules(function, functions, root)]
         c.changes = [change for f in own for change in f.changes]
         c.places = frozenset().union(*(f.places for f in own))
         of_last = [f.plan.declared for f in c.functions[-1:] if hasattr(f.plan.declared, "resources")]
@@ -167,16 +162,6 @@ def _functions(reached: dict[Construction, Reached]) -> tuple[list[Function], di
     return functions, unread
 
 
-def _rules(derived: Any, functions: Iterable[Function], root: str) -> Iterable[Rule]:
-    """The rule of a ``custom_vjp`` or ``custom_jvp`` function, if it reaches edited calls."""
-    of = Reached([rule for kind in ("fwd", "bwd", "jvp") if (rule := getattr(derived, kind, None))], root)
-    places = frozenset().union(*(f.places for f in functions if f.code in of.functions))
-    code = getattr(derived.fun, "__code__", None)
-    where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if code else str(derived)
-    name = f"{derived.__module__}.{getattr(derived, '__qualname__', '')}"
-    return [Rule(name, where, places)] if places else []
-
-
 def _holds(outer: Piece, inner: Piece) -> bool:
     (a, b), (start, end) = outer.bounds(outer.node), inner.bounds(inner.node)
     return outer.file == inner.file and a <= start and end <= b
@@ -213,7 +198,7 @@ def _check(c: Construction, rewriting: Rewriting, names: AxisNames, by_table: bo
     """
     own = _choices(c)
     meshes = {m for p in c.placed if p.scope.mesh is not None for m in p.scope.mesh.axis_names}
-    bound = {*(meshes or names.mesh_axes), *(parts[-1] for parts in own.values())}
+    bound = {*names.mesh_axes, *(parts[-1] for parts in own.values())}  # a later mesh may have them all
     for name, parts in own.items():
         if not by_table or name not in names.choices:
             continue

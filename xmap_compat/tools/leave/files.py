@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from xmap_compat.tools.check import editor, table
-from xmap_compat.tools.check.checker import NoChecker
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Change, Entered
 from xmap_compat.tools.leave.patch import Refused
@@ -165,35 +164,17 @@ def _meshes(data: bytes, path: str, entered: Collection[tuple[int, ...]]) -> lis
 
 
 def _environment(data: bytes, path: str) -> list[Edit]:
-    """Reads of the mesh, and assignments, of ``thread_resources``."""
+    """Reads of the mesh of ``thread_resources``; what sets it is refused."""
     tree = program_of(data, path).tree
     bindings, edits = Bindings(tree), []
-    statements = {n.targets[0]: n for n in ast.walk(tree) if isinstance(n, ast.Assign) and len(n.targets) == 1}
-    for node in ast.walk(tree):
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Attribute)):
         name = bindings.of(node)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and name.endswith(_ENVIRONMENT):
-            assigned = statements.get(node)
-            mesh = _mesh_given(assigned.value, bindings) if assigned is not None else None
-            if assigned is not None and mesh is not None:
-                (start, end, _), (first, last, _) = replacing(assigned, ""), replacing(mesh, "")
-                edits += [Edit(start, first, f"{OURS}jax.set_mesh("), Edit(last, end, ")")]
-            elif assigned is not None and bindings.of(assigned.value).endswith(".EMPTY_ENV"):
-                text = f"{OURS}jax.set_mesh({OURS}jax.sharding.Mesh({OURS}np.empty((), object), ()))"
-                edits.append(replacing(assigned, text))
-            else:
-                raise Refused(messages.ENVIRONMENT.format(where=f"{os.path.basename(path)}:{node.lineno}"))
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and name.startswith(_OLD):
-            for ending, then in ((".physical_mesh", ""), (".shape", ".shape")):
-                if name.endswith(_ENVIRONMENT + ending):
-                    edits.append(replacing(node, f"{OURS}context_mesh(){then}"))
+        if not isinstance(node.ctx, ast.Load) and name.endswith(_ENVIRONMENT):
+            raise Refused(messages.ENVIRONMENT.format(where=f"{os.path.basename(path)}:{node.lineno}"))
+        for ending, then in ((".physical_mesh", ""), (".shape", ".shape")):
+            if isinstance(node.ctx, ast.Load) and name.startswith(_OLD) and name.endswith(_ENVIRONMENT + ending):
+                edits.append(replacing(node, f"{OURS}context_mesh(){then}"))
     return edits
-
-
-def _mesh_given(value: ast.expr, bindings: Bindings) -> ast.expr | None:
-    """The mesh of ``ResourceEnv(mesh, ())``."""
-    if isinstance(value, ast.Call) and bindings.of(value.func).endswith(".ResourceEnv") and len(value.args) == 2:
-        return value.args[0] if ast.unparse(value.args[1]) == "()" else None  # no loops
-    return None
 
 
 def _renamed(tree: ast.Module, keeps_meshes: bool) -> list[Edit]:
@@ -240,24 +221,9 @@ def _modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, byte
             copy = Path(folder + path).resolve()
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(data)
-        try:
-            fixed = editor.fixed(list(copies), install=False, keep=of_xmap)
-        except NoChecker:
-            return {}, [where for path, data in contents for where in _old_names(data, path, of_xmap)]
+        fixed = editor.fixed(list(copies), install=False, keep=of_xmap)
     texts = {copies[path.resolve()]: data for path, data in fixed.contents.items()}
     return texts, [f"{found.gone.name} of {found.path.name}:{found.line}" for found in fixed.left]
-
-
-def _old_names(data: bytes, path: str, but: Collection[str]) -> list[str]:
-    """Names that JAX has removed, where no type checker is installed that could say more."""
-    tree, found = program_of(data, path).tree, dict[str, None]()
-    bindings, names = Bindings(tree), {*table.NAMES} - {*but}
-    for node in ast.walk(tree):
-        for name in (bindings.of(node), *(meant for _, meant in imported_names(node))):
-            if name in names:
-                where = f"{os.path.basename(path)}:{getattr(node, 'lineno', 0)}"
-                found[f"{name} of {where} (to replace such names: pip install 'xmap-compat[check]')"] = None
-    return list(found)
 
 
 # ------------------------------------------------------------------------------------ imports

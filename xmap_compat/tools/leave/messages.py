@@ -2,7 +2,6 @@
 
 # Programs and options
 NO_PROGRAM = "no program is given"
-GIVEN_TO_THE_PROGRAM = "leave: {option} stands after the program, which gets it: for leave, write it before"
 NOT_READ = "{name} cannot be read: {error}. Nothing is run"
 NO_CALL = "{name} ended {how} {when}. Nothing is patched"
 BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function"
@@ -18,10 +17,7 @@ UNCOMMITTED = "{path} has changes that git has not committed. Nothing is written
 NOT_WRITTEN = "Nothing is written: {error}"
 DOES_NOT_COMPILE = "{path} would not be valid Python: {error}. Nothing is written: please report the program"
 
-ENVIRONMENT = (
-    "{where} sets thread_resources.env to something else than a ResourceEnv that is made there. Nothing is written: "
-    "write `thread_resources.env = ResourceEnv(mesh, ())`, or `with mesh:`"
-)
+ENVIRONMENT = "{where} sets thread_resources.env. Nothing is written: write `with mesh:` there"
 FIRST_PRINTS = "--- the program with xmap prints:"
 LEFT = "The program still needs xmap_compat, for {}"
 
@@ -56,7 +52,6 @@ DIES = "differs when it is run: the process ends, or hangs for {seconds:.0f} s"
 RULE = ". Is there a custom_vjp with a collective in a rule? Take the collective out of the rule"
 NEVER_CALLED = "not verified: never called"
 NOT_REACHED = "edited, not reached: {where}"
-RULE_NOT_TAKEN = "not verified: the gradient of the rule of {where} was never taken"
 NOT_VERIFIED = "not verified: {}"
 ENDED = "the edited program ended with {}, and the one with xmap with {}"
 NO_ERROR = "no error"

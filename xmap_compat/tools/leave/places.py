@@ -34,10 +34,6 @@ def file_of(module: Any) -> str:
     return file if isinstance(file, str) else ""
 
 
-def is_library(file: str) -> bool:
-    return file.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in file
-
-
 def is_xmapped(value: Any) -> bool:
     return isinstance(value, type(jax.jit(len))) and callable(getattr(value, "plan", None))
 
@@ -45,7 +41,8 @@ def is_xmapped(value: Any) -> bool:
 def is_under(file: str, root: str) -> bool:
     """Whether a file belongs to the program whose files are in a folder, as this package never does."""
     path, folder = _real(os.getcwd(), file), os.path.join(_real(os.getcwd(), root), "")
-    return path.startswith(folder) and not (path.startswith(_OWN) or is_library(path)) and os.path.exists(path)
+    is_library = path.startswith((*_LIBRARIES, _OWN)) or f"{os.sep}site-packages{os.sep}" in path
+    return path.startswith(folder) and not is_library and os.path.exists(path)
 
 
 def xmap_at(c: Construction, undeclared: bool) -> Change:
@@ -123,12 +120,10 @@ class Reached:
 
     Attributes:
       functions: by their code; those with the same code together.
-      rules: the functions with derivative rules.
     """
 
     def __init__(self, functions: Iterable[Any], root: str):
         self.functions: dict[types.CodeType, list[types.FunctionType]] = {}
-        self.rules: list[Any] = []
         self._root = root
         self._seen: dict[int, Any] = {}
         self._names: set[str] = {"__call__", "__init__", "__post_init__", "__new__", "setup"}
@@ -158,8 +153,6 @@ class Reached:
             return value.__mro__[1:-1] if isinstance(value, type) else ()
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
-        if isinstance(value, (jax.custom_vjp, jax.custom_jvp)):
-            self.rules.append(value)
         held = gc.get_referents(value)
         return held if len(held) < 2000 else ()
 
@@ -180,7 +173,7 @@ class Reached:
         known = [p.closure for p in pieces]
         # The name of an axis stays where it is a variable: other calls may have another one.
         closure = {n: v for n, v in known[0].items() if not _is_name(v) and all(c.get(n) is v for c in known)}
-        return dataclasses.replace(pieces[0], closure=closure, defaults={})
+        return dataclasses.replace(pieces[0], closure=closure)
 
 
 def _is_name(value: Any) -> bool:

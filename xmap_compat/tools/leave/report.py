@@ -111,15 +111,12 @@ class Report:
         else:
             words = f"verified on {c.recorded}" if c.recorded else "verified inside of another"
             words += ", with gradients" * c.differentiated
-            places, rules = self.found.missed(c, self.seen.reached)
-            if missed := len(places) + len(rules):
-                words += f", except {plural(missed, 'place')}"
+            if missed := self.found.missed(c, self.seen.reached):
+                words += f", except {plural(len(missed), 'place')}"
         return re.sub(rf"{re.escape(self.scratch)}/\w+/tree/\d+/", "", words)
 
     def unreached(self) -> list[str]:
-        """The edited places of verified constructions that no recorded call has executed, and all such rules."""
-        missed = [(c, *self.found.missed(c, self.seen.reached)) for c in self.kept]
-        places = sorted({place for c, of, _ in missed if is_verified(c) for place in of})
-        lines = [messages.NOT_REACHED.format(where=f"{os.path.basename(file)}:{line}") for file, line, _ in places]
-        lines += [messages.RULE_NOT_TAKEN.format(where=where) for *_, rules in missed for where in rules]
-        return list(dict.fromkeys(lines))
+        """The edited places of verified constructions that no recorded call has executed."""
+        missed = {place for c in self.kept if is_verified(c) for place in self.found.missed(c, self.seen.reached)}
+        places = (f"{os.path.basename(file)}:{line}" for file, line, _ in sorted(missed))
+        return list(dict.fromkeys(messages.NOT_REACHED.format(where=place) for place in places))

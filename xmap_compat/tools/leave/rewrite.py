@@ -16,15 +16,35 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from xmap_compat import lax as named_lax
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import collectives, messages
 from xmap_compat.tools.leave.construction import Spot
 from xmap_compat.tools.leave.rewriting import Rewriting
-from xmap_compat.tools.leave.table import AXIS_PARAMETERS, helper_of
 from xmap_compat.tools.leave.text import OURS, NotWritable, axes, literal, mark
 from xmap_compat.tools.leave.user_code import Piece, is_ours, is_xmap
+from xmap_compat.tools.source.bindings import assigned_once
 from xmap_compat.tools.source.layout import Edit
+
+# The functions over axes that JAX lacks, or computes otherwise over the parts of an axis, and the helper for each.
+_HELPERS = (
+    (lax.pmax, "max_over"),  # JAX has no derivative of it
+    (lax.pmin, "min_over"),
+    (jnp.max, "max_over"),
+    (jnp.min, "min_over"),
+    (jax.scipy.special.logsumexp, "logsumexp_over"),
+    (jax.nn.logsumexp, "logsumexp_over"),
+    (jax.nn.softmax, "softmax_over"),
+    (jax.nn.log_softmax, "log_softmax_over"),
+    (lax.all_gather, "all_gather"),
+    (lax.ppermute, "ppermute"),
+    (lax.pshuffle, "pshuffle"),
+    (lax.psum_scatter, "psum_scatter"),
+    (lax.all_to_all, "all_to_all"),
+    (named_lax.pdot, "pdot"),
+)
 
 
 class Rewriter:
@@ -79,9 +99,6 @@ class Rewriter:
             return None
         if callee is functools.partial and node.args and takes_axes(inner := self.callee(node.args[0])):
             return self._over_axes(node, inner, node.args[0], node.args[1:])
-        options = {k.arg: k for k in node.keywords}
-        if getattr(callee, "__name__", "") == "pure_callback" and "vmap_method" not in options:
-            return self._callback(node, options.get("vectorized"))
         if self.piece.span(node) in self.module.calls and is_ours(callee) and not helper_of(callee):
             raise NotWritable(messages.NOT_OF_JAX.format(called=ast.unparse(function)))
         if self.piece.span(node) in self.module.calls or takes_axes(callee):
@@ -101,21 +118,12 @@ class Rewriter:
         if named & self.names.mesh_axes & self.names.choices.keys() and name not in self.module.functions:
             self.module.place(self.piece, node)
 
-    def _callback(self, node: ast.Call, vectorized: ast.keyword | None) -> None:
-        """``pure_callback`` maps itself only by a method that is named; legacy's was one element after the other."""
-        if vectorized is None:
-            _, end = self.piece.bounds([*node.args, *node.keywords][-1])
-            self._put(end, end, ', vmap_method="sequential"')
-        else:
-            method = f'"expand_dims" if {self._source(vectorized.value)} else "sequential"'
-            self._replace(vectorized, f"vmap_method={method}")
-
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
         """A call of a function over axes, or a partial one: change its axes, or call a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
         helper = helper_of(callee)
         given = self._given(node, callee, arguments, bool(traced or helper))
-        parameter = next((p for p in AXIS_PARAMETERS if p in given), None)
+        parameter = next((p for p in ("axis_name", "axes", "axis") if p in given), None)
         if parameter is None:
             return
         at = given[parameter]
@@ -188,11 +196,10 @@ class Rewriter:
 
     def _evaluated(self, node: ast.expr) -> Any:
         """The value of an expression if it is known before the function runs; else a ValueError."""
-        if any(isinstance(n, ast.Name) and self.piece.is_bound(n) for n in ast.walk(node)):
+        if any(isinstance(n, ast.Name) and not self.piece.is_free(n) for n in ast.walk(node)):
             raise ValueError
-        names = {**self.piece.globals, **self.piece.closure}
         try:
-            return eval(compile(ast.Expression(node), "<axes>", "eval"), names)
+            return eval(compile(ast.Expression(node), "<axes>", "eval"), {**self.piece.names})
         except Exception as error:
             raise ValueError from error
 
@@ -202,7 +209,7 @@ class Rewriter:
             values = [self._axis_value(e, evaluated) for e in node.elts]
             return _UNKNOWN if _UNKNOWN in values else tuple(values)
         if isinstance(node, ast.Name) and not self.piece.known(node):
-            return self._axis_value(self.piece.assigned_inside(node.id))
+            return self._axis_value(assigned_once(ast.walk(self.piece.node), node.id))
         try:
             constant = evaluated or isinstance(node, (ast.Name, ast.Constant, ast.UnaryOp))
             value = self._evaluated(node) if constant and node is not None else _UNKNOWN
@@ -213,6 +220,11 @@ class Rewriter:
 
 
 _UNKNOWN = object()
+
+
+def helper_of(function: Any) -> str:
+    """The name of the helper in the place of a function; empty if there is none."""
+    return next((helper for replaced, helper in _HELPERS if replaced is function), "")
 
 
 def takes_axes(callee: Any) -> bool:

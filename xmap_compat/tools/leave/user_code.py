@@ -19,7 +19,7 @@ from xmap_compat import _jax, vocabulary
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.tools.leave.construction import Spot
 from xmap_compat.tools.leave.text import NotWritable
-from xmap_compat.tools.source.bindings import assigned_once, first_line, imported_names
+from xmap_compat.tools.source.bindings import first_line, imported_names
 
 Span = tuple[Any, ...]  # file, line, column, end line, end column
 
@@ -88,7 +88,6 @@ class Piece:
     Attributes:
       globals: those of its module.
       closure: the variables of the functions around it that are known.
-      defaults: the values of parameter defaults, by their expressions.
     """
 
     file: str
@@ -97,7 +96,6 @@ class Piece:
     node: Any
     globals: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     closure: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    defaults: Mapping[ast.expr, Any] = dataclasses.field(default_factory=dict)
 
     def at(self, node: Any) -> Piece:
         """Another part of the same file."""
@@ -120,46 +118,35 @@ class Piece:
         except SyntaxError as error:
             raise NotWritable(f"a function whose source alone is not valid Python: {error.msg}") from None
 
-    def has(self, name: str) -> bool:
-        """Whether a name has a value around the piece."""
-        return name in self.closure or name in self.globals
+    @functools.cached_property
+    def names(self) -> Mapping[str, Any]:
+        """The values of the names around the piece."""
+        return {**self.globals, **self.closure}
 
-    def value(self, name: str) -> Any:
-        return self.closure[name] if name in self.closure else self.globals[name]
-
-    def is_bound(self, node: ast.Name) -> bool:
-        """Whether the piece itself binds a name at that place."""
-        return (node.lineno, node.col_offset) not in self.free
+    def is_free(self, node: ast.Name) -> bool:
+        """Whether the piece itself does not bind a name at that place."""
+        return (node.lineno, node.col_offset) in self.free
 
     def known(self, node: ast.Name) -> bool:
-        return not self.is_bound(node) and self.has(node.id)
+        return self.is_free(node) and node.id in self.names
 
     def imported_inside(self, name: str) -> Any:
         """The value that the piece imports by a name; None if it does not."""
-        path = imported_as(name, self.node)
+        imports = (pair for part in ast.walk(self.node) for pair in imported_names(part))
+        path = next((path for local, path in imports if local == name), "")
         module, _, last = path.rpartition(".")
         return getattr(sys.modules.get(module), last, None) or sys.modules.get(path)
 
     def meaning(self, node: ast.expr) -> Any:
         """The object that a name or an attribute of a module means, or None."""
         if isinstance(node, ast.Name):
-            return self.value(node.id) if self.known(node) else self.imported_inside(node.id)
+            return self.names[node.id] if self.known(node) else self.imported_inside(node.id)
         if isinstance(node, ast.Attribute):
             owner = self.meaning(node.value)
             if owner is lax and node.attr in vocabulary.REMOVED_FROM_LAX:
                 return vocabulary.REMOVED_FROM_LAX[node.attr]
             return getattr(owner, node.attr, None) if isinstance(owner, types.ModuleType) else None
         return None
-
-    def assigned_inside(self, name: str) -> ast.expr | None:
-        """The expression that the function assigns to a variable, if it does so once."""
-        return assigned_once(ast.walk(self.node), name)
-
-
-def imported_as(name: str, node: ast.AST) -> str:
-    """The dotted name that a program imports by a name; empty if it does not."""
-    imports = (pair for part in ast.walk(node) for pair in imported_names(part))
-    return next((path for local, path in imports if local == name), "")
 
 
 # ------------------------------------------------------------------------------- finding them
@@ -184,10 +171,7 @@ def source_of(fun: types.FunctionType) -> Piece:
         raise NotWritable(f"{code.co_name}, whose source is not found in {os.path.basename(code.co_filename)}")
     cells = zip(code.co_freevars, fun.__closure__ or ())
     closure = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
-    defaults = dict(zip(node.args.defaults, fun.__defaults__ or ()))
-    by_name = {a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if d is not None}
-    defaults.update((by_name[k], v) for k, v in (fun.__kwdefaults__ or {}).items() if k in by_name)
-    return dataclasses.replace(found, node=node, globals=fun.__globals__, closure=closure, defaults=defaults)
+    return dataclasses.replace(found, node=node, globals=fun.__globals__, closure=closure)
 
 
 def _def_node(tree: ast.Module, code: types.CodeType) -> Any:
