@@ -73,7 +73,7 @@ def einsum(
     Source: ``jax.numpy.einsum`` with braces and ``jax.lax.xeinsum`` (until 0.4.21 and 0.4.30), which
     took two operands and left a skipped axis undefined.
     """
-    parsed = parse(spec)
+    parsed = _parse(spec)
     if len(operands) != len(parsed.inputs):
         raise errors.einsum_operand_count(spec, len(parsed.inputs), len(operands))
     arrays = [jnp.asarray(x) for x in operands]
@@ -128,7 +128,7 @@ class Spec(NamedTuple):
     output: _Term
 
 
-def parse(spec: str) -> Spec:
+def _parse(spec: str) -> Spec:
     """Parse a spec; errors show the offending character."""
     if not isinstance(spec, str):
         raise should_be("The first argument of a named einsum", "a string like 'n{b,k},{k}->n{b}'", spec)
