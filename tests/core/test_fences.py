@@ -527,7 +527,7 @@ def test_files_are_short():
 # thing adds, another of the same folder gives back.
 MOST_LINES_OF_FOLDERS = {
     # the names that users import, with the examples of their docstrings, and their messages
-    "": 2_409,
+    "": 2_413,
     # every private name of JAX, a stand-in for each part that only helps, and meshes in scope
     "_jax": 2_167,
     # the way of a call, and its messages
@@ -539,7 +539,7 @@ MOST_LINES_OF_FOLDERS = {
     # one rule for each equation that holds programs or functions
     "core.structured": 965,
     # what old programs find again; the table of removed names; its messages
-    "legacy": 1_404,
+    "legacy": 1_405,
     # plans, the search, views, messages
     "tools": 3_214,
     # which removed names an old program uses, and edits of them
@@ -549,7 +549,7 @@ MOST_LINES_OF_FOLDERS = {
     # the files of a program, read and edited, and what its names are bound to
     "tools.source": 358,
 }
-MOST_LINES_OF_ALL = 20_511
+MOST_LINES_OF_ALL = 20_255
 
 
 def lines_by_folder(sources):
