@@ -31,11 +31,6 @@ def no_maker(name: str, count: int) -> TypeError:
     )
 
 
-def made_by_search(axis_resources: Mapping[Hashable, Any]) -> str:
-    """A note for any exception that the user's function raises."""
-    return f"search called make({dict(axis_resources)!r}), which should return the step for these axis_resources"
-
-
 def unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
     return ValueError(
         f"search: fixed has resources for axes {as_set(unknown)}, but the xmapped functions of the step have the axes "
@@ -67,7 +62,3 @@ def too_many_candidates(choices: Mapping[Any, int], most: int, proposed: Any) ->
 
 def too_much_memory(which: str, needed: str, given: str) -> ValueError:
     return ValueError(f"{which} {needed}, more than memory, {given}")
-
-
-def tied(fastest: str, others: Sequence[str]) -> str:
-    return f"measured: {fastest} and {', '.join(others)} differ by less than the noise"

@@ -97,7 +97,7 @@ class Candidates(Shown, Sequence[Candidate]):
         """Which measured candidates cannot be told from the fastest; empty if all can."""
         run = [(c.name, c.seconds, c.noise or 0.0) for c in self.found if c.seconds is not None]
         near = [name for name, seconds, noise in run[1:] if seconds - run[0][1] < noise + run[0][2]]
-        return errors.tied(run[0][0], near) if near else ""
+        return f"measured: {run[0][0]} and {', '.join(near)} differ by less than the noise" if near else ""
 
 
 @_jax.api_boundary
@@ -172,7 +172,7 @@ class _Task:
         try:
             step = self.make(dict(fixed))
         except Exception as error:
-            error.add_note(errors.made_by_search(fixed))
+            error.add_note(f"search called make({dict(fixed)!r}), which should return the step for these resources")
             raise
         if not callable(step):
             raise should_be("What make(axis_resources) returns to search", "the step, a function", step)
