@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from xmap_compat.tools.check import editor, table
+from xmap_compat.tools.check import editor, findings, table
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Change, Entered
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import OURS, fresh
-from xmap_compat.tools.source.bindings import IMPORTS, MAPS, Names, bound_anywhere, imported_names
+from xmap_compat.tools.source.bindings import IMPORTS, MAPS, Names, bound_by, imported_names
 from xmap_compat.tools.source.layout import Edit, applied, before_jax, program_of, python_of, replacing
 
 _HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
@@ -42,9 +42,9 @@ class FileNames:
         bindings = Names(tree)
         top = [name for node in _at_top(tree.body) for name, _ in imported_names(node)]
         self._known = {home: name for name in reversed(top) if (home := bindings.of(ast.Name(name, ast.Load())))}
-        names = (n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
+        names = {n.id for n in bindings.nodes if isinstance(n, ast.Name)}
         old = {name for name in top if bindings.of(ast.Name(name, ast.Load())).startswith(_OLD)}  # which go
-        self._taken = {*bound_anywhere(tree), *names} - old
+        self._taken = names.union(*map(bound_by, bindings.nodes)) - old
 
     def name(self, wanted: str) -> str:
         home = MODULES.get(wanted, f"{self.helpers}.{wanted}")
@@ -222,7 +222,7 @@ def _modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, byte
             copy = Path(folder + path).resolve()
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(data)
-        fixed = editor.fixed(list(copies), install=False, keep=of_xmap)
+        fixed = editor.fixed(findings.check(list(copies)), install=False, keep=of_xmap)
     texts = {copies[path.resolve()]: data for path, data in fixed.contents.items()}
     return texts, [f"{found.gone.name} of {found.path.name}:{found.line}" for found in fixed.left]
 

@@ -102,11 +102,6 @@ def bound_by(node: ast.AST) -> list[str]:
     return [str(node.name)] if isinstance(node, kinds) else []
 
 
-def bound_anywhere(tree: ast.AST) -> set[str]:
-    """Every name that a program binds in any way."""
-    return {name for node in ast.walk(tree) for name in bound_by(node)}
-
-
 def text_of(node: ast.AST | None) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
