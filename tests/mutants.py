@@ -293,7 +293,7 @@ found_by(
 found_by("test_transformations::test_nested_xmap", edits={"return (*own, *outer)": "return own"})
 found_by(
     "test_transformations::test_a_vmap_around_has_a_name_of_its_own",
-    edits={"frozenset(filter(_jax.is_bound, mesh_axes_used(program, placements)))": "frozenset()"},
+    edits={"frozenset(filter(_jax.is_bound, _mesh_axes_used(program, placements)))": "frozenset()"},
 )
 found_by("test_branches", edits={' and k >= getattr(held, "num_consts", 0)': ""})
 found_by("test_misuse", edits={'startswith("Ordered")': 'startswith("OrderedIO")'})
@@ -342,7 +342,7 @@ found_by(
         "group_of = np.argsort(groups.ravel()) //": "group_of = groups.ravel() //",
         "np.argsort(groups.ravel()).astype(np.int32)": "groups.ravel()",
         "jnp.asarray(place % groups.shape[1])[index]": "0",
-        "return varied(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)": (
+        "return _varied(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)": (
             "return COLLECTIVES[primitive].names(union, axes)"
         ),
         "if not jnp.issubdtype(x.dtype, jnp.floating):\n            return across(x, mesh_axes)": (
@@ -637,7 +637,7 @@ found_by(
 found_by(
     "test_plan",
     edits={
-        'sum_of_known(getattr(t, "times", 1) for t in some)': "getattr(some[-1], 'times', 1)",
+        '_sum_of_known(getattr(t, "times", 1) for t in some)': "getattr(some[-1], 'times', 1)",
         '", ".join(told) or "nothing to do"': '", ".join(told)',
         "conditional or isinstance(operation.found, _jax.Cond)": "conditional",
         'return f"times {int(np.real(factors[0]))}" if factors else "local product"': 'return "local product"',

@@ -127,10 +127,15 @@ def xmap(
     if missing and (fun is NOT_GIVEN or callable(fun)):
         raise errors.missing_specs(missing)
     if missing:
-        raise errors.not_callable(fun)
+        raise _not_callable(fun)
 
     options = (in_axes, out_axes, axis_sizes, axis_resources, donate_argnums, backend)
     return _jax.api_boundary(lambda fun: make(fun, *options)) if fun is NOT_GIVEN else make(fun, *options)
+
+
+def _not_callable(fun):
+    advice = "Write xmap(fun, in_axes, out_axes), or the decorator @xmap(in_axes=..., out_axes=...)"
+    return core_errors.should_be("The first argument of xmap", "a function", fun, advice=advice)
 
 
 def make(
@@ -145,7 +150,7 @@ def make(
 ) -> Any:
     """Implements :func:`xmap`; ``undeclared`` is for unmodified programs: see :mod:`xmap_compat.core.undeclared`."""
     if not callable(fun):
-        raise errors.not_callable(fun)
+        raise _not_callable(fun)
     _check_backend(backend)
     declared = declare(fun, in_axes, out_axes, axis_sizes, axis_resources, backend, undeclared)
     return _jit(declared, _positions(donate_argnums))
@@ -227,7 +232,9 @@ class _XmappedCall:
             return execute.run(made, arguments.leaves)
         # Under jax_debug_nans, jit calls this function to find where NaNs come from.
         except FloatingPointError as error:
-            errors.name_function(error, self.declared.name)
+            # JAX's words name a primitive or nothing.
+            kind = "inf" if "(inf)" in str(error) else "nan"
+            error.args = (f"invalid value ({kind}) encountered in xmap({self.declared.name}): {error}",)
             raise
 
 

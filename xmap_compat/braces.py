@@ -15,7 +15,7 @@ import opt_einsum
 from jax import lax
 
 from xmap_compat import _jax, errors
-from xmap_compat.core.errors import should_be
+from xmap_compat.core.errors import should_be, unbound_name
 from xmap_compat.core.rules.contraction import (
     Skipped,
     Subscripts,
@@ -73,7 +73,7 @@ def einsum(
     Source: ``jax.numpy.einsum`` with braces and ``jax.lax.xeinsum`` (until 0.4.21 and 0.4.30), which
     took two operands and left a skipped axis undefined.
     """
-    parsed = parse(spec)
+    parsed = _parse(spec)
     if len(operands) != len(parsed.inputs):
         raise errors.einsum_operand_count(spec, len(parsed.inputs), len(operands))
     arrays = [jnp.asarray(x) for x in operands]
@@ -128,7 +128,7 @@ class Spec(NamedTuple):
     output: _Term
 
 
-def parse(spec: str) -> Spec:
+def _parse(spec: str) -> Spec:
     """Parse a spec; errors show the offending character."""
     if not isinstance(spec, str):
         raise should_be("The first argument of a named einsum", "a string like 'n{b,k},{k}->n{b}'", spec)
@@ -253,7 +253,7 @@ def _axis_called(name, spec):
     for axis in (*sizes_in_scope(), name):  # of a vmap around, only an axis whose name is a string is known
         if str(axis) == name and _jax.is_bound(axis):
             return axis
-    raise errors.einsum_unbound(spec, name, sizes_in_scope())
+    raise unbound_name(f"unbound axis name: {name}", sizes_in_scope(), where=f" in the einsum {spec!r}")
 
 
 def _expand_ellipsis(letters, ndim):
@@ -339,7 +339,8 @@ def _check_strategy(optimize):
         try:
             opt_einsum.paths.get_path_fn(optimize)
         except (KeyError, TypeError, AttributeError):
-            raise errors.einsum_strategy(optimize) from None
+            wanted = "a strategy of opt_einsum, such as 'auto', 'greedy' or 'optimal'"
+            raise should_be("optimize of einsum", wanted, optimize, ValueError) from None
 
 
 def _mentions(spec, terms) -> Skipped | None:

@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from xmap_compat.core.errors import LEGACY, axes_text, did_you_mean, quoted, should_be
+from xmap_compat.core.errors import LEGACY, axes_text, did_you_mean, quoted
 
 
 def described(value: Any) -> str:
     dtype = None if isinstance(value, type) else getattr(value, "dtype", None)
     return f"an array of dtype {dtype}" if dtype is not None else f"{value!r} of type {type(value).__name__}"
-
-
-def not_callable(fun: Any) -> Exception:
-    advice = "Write xmap(fun, in_axes, out_axes), or the decorator @xmap(in_axes=..., out_axes=...)"
-    return should_be("The first argument of xmap", "a function", fun, advice=advice)
 
 
 def missing_specs(names: Sequence[str]) -> TypeError:
@@ -65,21 +60,8 @@ def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashabl
     )
 
 
-def along_a_position(position: int) -> TypeError:
-    return TypeError(
-        f"along(fun, axis_name, *operands) expects a named axis, but got the positional dimension {position}. Call the "
-        f"function itself, with axis={position}"
-    )
-
-
 def extremum_of_nothing(fun: str, axis: Any) -> ValueError:
     return ValueError(f"{fun} got the axis {axis!r} of size 0 (a zero-size array). Leave {fun} out where it is empty")
-
-
-def name_function(error: FloatingPointError, fun: str) -> None:
-    """Put legacy's sentence before that of JAX, which names a primitive or nothing."""
-    kind = "inf" if "(inf)" in str(error) else "nan"
-    error.args = (f"invalid value ({kind}) encountered in xmap({fun}): {error}",)
 
 
 def process_without_devices(process: int, mesh: Any) -> ValueError:
@@ -121,18 +103,6 @@ def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> Va
     return ValueError(f"In {spec!r}, {which} has size {known} and, in operand {index}, {size}. Pass arrays of one size")
 
 
-def einsum_strategy(optimize: Any) -> ValueError:
-    return ValueError(f"optimize={optimize!r} is not a strategy of opt_einsum. Use 'auto', 'greedy' or 'optimal'")
-
-
-def einsum_unbound(spec: str, name: str, scope: Iterable[Any]) -> NameError:
-    names = [str(axis) for axis in scope]
-    return NameError(
-        f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {', '.join(names) or 'none'}"
-        f". Name one of them, or add the axis to in_axes or axis_sizes{did_you_mean([name], names)}"
-    )
-
-
 def lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> ValueError:
     return ValueError(
         f"{fun} was applied along the named axis `{axis}` of size {size} with keep=True, but returned an array of "
@@ -140,30 +110,9 @@ def lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> Valu
     )
 
 
-def mixed_axes(fun: str, axis: Any) -> Exception:
-    return should_be(f"The axis of {fun}", "one named axis, or one positional axis", axis)
-
-
-def axis_name_type(fun: str, name: Any) -> Exception:
-    return should_be(f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string")
-
-
 def dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
     ours = f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}"
     return ValueError(f"{ours}. Count without the named axes, which are not part of that shape")
-
-
-def repeated_axis(fun: str, axes: Sequence[Any]) -> ValueError:
-    return ValueError(f"{fun} names an axis more than once: {', '.join(map(repr, axes))}. Name each axis once")
-
-
-def shifts_for_axes(shifts: Sequence[Any], axes: Sequence[Any]) -> ValueError:
-    return ValueError(f"roll expects one shift, or one for each axis, but got {len(shifts)} shifts for axis={axes!r}")
-
-
-def bad_dot_dimensions(option: str, value: Any) -> Exception:
-    wanted = "a pair of sequences of as many dimensions of x as of y, e.g. ((0,), (1,))"
-    return should_be(f"{option} of pdot", wanted, value)
 
 
 def dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence[int]) -> TypeError:

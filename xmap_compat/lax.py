@@ -182,11 +182,11 @@ def check_names(fun, names):
     """Raise unless all names are bound and distinct."""
     for name in names:
         if name is None or not isinstance(name, Hashable):
-            raise errors.axis_name_type(fun, name)
+            raise core_errors.should_be(f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string")
         if not isinstance(name, int) and not _jax.is_bound(name):
             raise core_errors.unbound_name(f"unbound axis name: {name}", sizes_in_scope())
     if len(set(names)) < len(names):
-        raise errors.repeated_axis(fun, names)
+        raise core_errors.repeated_axis(fun, names)
 
 
 def position(fun: str, dim: int, what: str, shape: Sequence[int]) -> int:
@@ -200,15 +200,20 @@ def _normalized(option, positions, x, y):
     try:
         left, right = (tuple(map(operator.index, side)) for side in positions)
     except (TypeError, ValueError):
-        raise errors.bad_dot_dimensions(option, positions) from None
+        raise _bad_dimensions(option, positions) from None
     if len(left) != len(right):
-        raise errors.bad_dot_dimensions(option, positions)
+        raise _bad_dimensions(option, positions)
     left = tuple(position("pdot", d, "x", x.shape) for d in left)
     right = tuple(position("pdot", d, "y", y.shape) for d in right)
     for a, b in zip(left, right):
         if x.shape[a] != y.shape[b]:
             raise errors.dot_sizes(option, a, b, x.shape, y.shape)
     return left, right
+
+
+def _bad_dimensions(option, positions):
+    wanted = "a pair of sequences of as many dimensions of x as of y, e.g. ((0,), (1,))"
+    return core_errors.should_be(f"{option} of pdot", wanted, positions)
 
 
 def _check_disjoint(contract, batch):

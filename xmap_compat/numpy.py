@@ -70,7 +70,8 @@ def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bo
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     check_names("along", names)
     if positions := [name for name in names if isinstance(name, int)]:
-        raise errors.along_a_position(positions[0])
+        advice = f"Call the function itself, with axis={positions[0]}"
+        raise core_errors.should_be("axis_name of along", "a named axis", positions[0], advice=advice)
     results = fun(*(lax.all_gather(jnp.asarray(x), axis_name) for x in operands))
     return jax.tree.map(lambda y: _named_again(jnp.asarray(y), axis_name, fun), results) if keep else results
 
@@ -154,7 +155,7 @@ def _roll(function, x, axes, options):
     shift = options["shift"]
     shifts = shift if isinstance(shift, (tuple, list)) else [shift] * len(axes)
     if len(shifts) != len(axes):
-        raise errors.shifts_for_axes(shifts, axes)
+        raise core_errors.should_be(f"The shift of roll over {axes}", "one, or one for each axis", shifts, ValueError)
     for shift, axis in zip(shifts, axes):
         if isinstance(axis, int):
             x = jnp.roll(x, shift, axis)
@@ -174,7 +175,8 @@ def _take(function, x, axes, options):
 
 def _check_one(function, axes):
     if len(axes) != 1:
-        raise errors.mixed_axes(function.__name__, axes)
+        wanted = "one named axis, or one positional axis"
+        raise core_errors.should_be(f"The axis of {function.__name__}", wanted, axes)
 
 
 # -------------------------------------------------------------------------------------------- the table

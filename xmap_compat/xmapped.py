@@ -183,7 +183,10 @@ def _moved_to_mesh(declared: calls.Declaration, args: tuple[Any, ...], error: Ex
     on_one_device = [len(home) == 1 for home in homes]
     elsewhere = [len(home) > 1 and home != devices for home in homes]
     if any(elsewhere):
-        error.add_note(core_errors.committed_elsewhere_note())
+        error.add_note(
+            "xmap moves an array that is committed to one device to the mesh only in a direct call. Otherwise move it: "
+            "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
+        )
     if any(elsewhere) or not any(on_one_device):
         return None
     placements = calls.locate(declared, arguments)

@@ -214,8 +214,9 @@ MISUSES = {
     "a PartitionSpec as in_axes": (
         lambda: xmap(identity, PartitionSpec("i"), I),
         TypeError,
-        f"in_axes is {PartitionSpec('i')}, but a PartitionSpec has a meaning in jit and shard_map only. Name the "
-        "dimensions of an array with a list, e.g. ['i', ...]",
+        f"in_axes is {PartitionSpec('i')}, which is not an axis specification: a PartitionSpec has a meaning in jit "
+        "and shard_map only. Write a list of names, e.g. ['i', ...]"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "an array as in_axes": (
         lambda: xmap(identity, ones(3), I),
@@ -227,8 +228,8 @@ MISUSES = {
     "a PartitionSpec as a spec": (
         lambda: xmap(identity, (PartitionSpec("i"),), I),
         TypeError,
-        f"in_axes is ({PartitionSpec('i')},), but a PartitionSpec has a meaning in jit and shard_map only. Name the "
-        "dimensions of an array with a list, e.g. ['i', ...]",
+        f"in_axes is ({PartitionSpec('i')},), but {PartitionSpec('i')} cannot be used as an axis name: a PartitionSpec "
+        "has a meaning in jit and shard_map only. Name the dimensions of an array with a list, e.g. ['i', ...]",
     ),
     "a tuple as a name in a dictionary": (
         lambda: xmap(identity, {0: ("a", "b")}, {}),
@@ -428,7 +429,7 @@ MISUSES = {
     "the same loop twice": (
         lambda: xmap(identity, I, I, axis_resources={"i": ["l", "l"]}),
         ValueError,
-        "axis_resources give `i` the resources ['l', 'l'], of which one is repeated. Name each resource once"
+        "axis_resources give `i` the resources ['l', 'l'], but one of these is repeated. Name each resource once"
         f"{LEGACY}Resource assignment of a single axis must be a tuple of distinct resources",
     ),
     "axis_resources that are a list of pairs": (
@@ -608,8 +609,7 @@ MISUSES = {
     "a position in along": (
         lambda: over_i(lambda v: xnp.along(jnp.sum, 0, v)),
         TypeError,
-        "along(fun, axis_name, *operands) expects a named axis, but got the positional dimension 0. Call the function "
-        "itself, with axis=0",
+        "axis_name of along should be a named axis, but got 0. Call the function itself, with axis=0",
     ),
     "nanmax along an axis without elements": (
         lambda: xmap(lambda v: xnp.nanmax(v, axis="i"), I, [...])(np.zeros((0, 3))),
@@ -771,8 +771,8 @@ MISUSES = {
     "a destination twice": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1), (2, 1)])),
         ValueError,
-        "The permutation of ppermute at HERE has the destination index 1 more than once. Each element is sent once "
-        "and received once: leave one of these pairs out",
+        "The destination index 1 of ppermute at HERE should be in one pair only, but got ((0, 1), (2, 1)). Leave one "
+        "of these pairs out",
     ),
     "an integer for the name in a permutation": (
         lambda: xmap(lambda v: lax.ppermute(v, 0, [(0, 1)]), {0: 0}, {0: 0})(np.ones(8)),
@@ -810,8 +810,8 @@ MISUSES = {
     "groups that leave elements out": (
         lambda: over_i(lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])),
         ValueError,
-        "axis_index_groups of `psum` at HERE must cover all indices exactly once, 0 to 7, of one named axis, in "
-        "groups of one size, but they are ((0, 1), (2, 3)). Put the remaining indices into such groups",
+        "axis_index_groups of `psum` at HERE should be groups of one size that have all indices of one named axis "
+        "exactly once, 0 to 7, but got ((0, 1), (2, 3)). Put the remaining indices into such groups",
     ),
     "a shuffle that is no permutation": (
         lambda: over_i(lambda v: lax.pshuffle(v, "i", [0] * 8)),
@@ -860,7 +860,7 @@ MISUSES = {
     "pdot over a name twice": (
         lambda: over_i(lambda v: lax.pdot(v, v, ("i", "i"))),
         ValueError,
-        "pdot names an axis more than once: 'i', 'i'. Name each axis once",
+        "pdot names an axis more than once: `i`, `i`. Name each axis once",
     ),
     "pdot of dimensions of two sizes": (
         lambda: over_i(lambda v: lax.pdot(v, jnp.ones(4), "i", ((0,), (0,)))),
@@ -983,14 +983,14 @@ MISUSES = {
     "an einsum over an unbound name": (
         lambda: over_i(lambda v: einsum("n{nope}->n", v)),
         NameError,
-        "Found an unbound axis name: nope in the einsum 'n{nope}->n'. Named axes in scope: i. Name "
+        "Found an unbound axis name: nope in the einsum 'n{nope}->n'. Named axes in scope: i: 8. Name "
         "one of them, or add the axis to in_axes or axis_sizes",
     ),
     "an einsum outside of any xmap": (
         lambda: xeinsum("n{i}->n", ones(3)),
         NameError,
-        "Found an unbound axis name: i in the einsum 'n{i}->n'. Named axes in scope: none. Name one "
-        "of them, or add the axis to in_axes or axis_sizes",
+        "Found an unbound axis name: i in the einsum 'n{i}->n'. Named axes in scope: none. Call it "
+        "in a function for xmap",
     ),
     "an einsum for fewer operands": (
         lambda: over_i(lambda v: einsum("n{i},n->", v)),
@@ -1023,12 +1023,13 @@ MISUSES = {
     "an einsum with an unknown strategy": (
         lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize="best"), out_axes={}),
         ValueError,
-        "optimize='best' is not a strategy of opt_einsum. Use 'auto', 'greedy' or 'optimal'",
+        "optimize of einsum should be a strategy of opt_einsum, such as 'auto', 'greedy' or 'optimal', but got 'best'",
     ),
     "an einsum with a path": (
         lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize=[(0, 1)]), out_axes={}),
         ValueError,
-        "optimize=[(0, 1)] is not a strategy of opt_einsum. Use 'auto', 'greedy' or 'optimal'",
+        "optimize of einsum should be a strategy of opt_einsum, such as 'auto', 'greedy' or 'optimal', but got "
+        "[(0, 1)]",
     ),
     "a function that loses the axis it should keep": (
         lambda: over_i(lambda v: xnp.along(lambda u: u.sum(0), "i", v, keep=True)),
@@ -1055,7 +1056,7 @@ MISUSES = {
     "rolling by more shifts than axes": (
         lambda: over_i(lambda v: xnp.roll(v, (1, 2), "i")),
         ValueError,
-        "roll expects one shift, or one for each axis, but got 2 shifts for axis=('i',)",
+        "The shift of roll over ('i',) should be one, or one for each axis, but got (1, 2)",
     ),
     "taking at floats": (
         lambda: over_i(lambda v: xnp.take(v, jnp.array([0.5]), "i")),
@@ -1091,7 +1092,7 @@ MISUSES = {
     "the same name twice in a mesh": (
         lambda: Mesh(DEVICES.reshape(4, 2), ("x", "x")),
         ValueError,
-        "A mesh got the axis names ('x', 'x'), which repeat one. Give each dimension its own name",
+        "The axis names of a mesh should be different, but got ('x', 'x'). Give each dimension its own name",
     ),
     "None as the name of a mesh axis": (
         lambda: Mesh(DEVICES, (None,)),

@@ -136,10 +136,11 @@ def check(rng, words, dtype="float32", implementation="threefry2x32", oracle=vma
     for use in uses or uses_of(words, rng):
         try:
             want = jax.jit(lambda *args, use=use: use(oracle(reference, names), *args))(*args)
-        except (NameError, NotImplementedError) as error:
+        except (NameError, NotImplementedError, TypeError) as error:
             # vmap has forgotten its axis where JAX traces a rule inside of a rule; a switch that is mapped in the rule
-            # of a custom_jvp has no derivative (to 0.12).
-            assert use is not value and re.search("unbound axis name|'stop_gradient'", str(error))
+            # of a custom_jvp has no derivative, nor a mapped solver whose operator is a constant in part (to 0.12).
+            of_jax = "ad_util.Zero" if use is value else "ad_util.Zero|unbound axis name|'stop_gradient'"
+            assert re.search(of_jax, str(error))
             continue
         with Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y")):
             got = use(xmapped(f, names, resources), *args)
@@ -157,7 +158,8 @@ def test_branches_that_are_not_differentiable_where_they_are_not_taken(seed):
     rng = np.random.default_rng([5, seed])
     rules = {"custom_jvp", "custom_vjp", "scan", "counted", "cond", "switch", "jit", "remat", "vmapped", "gradient"}
     words = f"guarded {draw(rng, ELEMENTWISE, rules).split(';')[0]}"
-    check(rng, words, uses=[value, forward if modes(words.split()) == {"forward"} else reverse])
+    # JAX's own vmap loses custom_vjp rules under a vmap in a branch: test_jax_bugs.py.
+    check(rng, words, oracle=looped, uses=[value, forward if modes(words.split()) == {"forward"} else reverse])
 
 
 @seeds(3, 40)

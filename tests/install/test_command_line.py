@@ -217,6 +217,7 @@ EARLY_IMPORTS = {
     "a namespace of ours": "from xmap_compat import lax as named_lax",
     "the inside of JAX": "from jax.experimental.maps import xmap",
     "a module of JAX": "import jax.lax",
+    "xmap of ours": "from xmap_compat import xmap",
     "JAX, only looked for": "import importlib.util; assert importlib.util.find_spec('jax')",
     "JAX, found by ourselves": "import xmap_compat; xmap_compat.install(); xmap_compat.install()",
 }

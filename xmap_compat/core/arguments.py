@@ -94,7 +94,7 @@ def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     found, tree = jax.tree_util.tree_flatten_with_path(args)
     needed = [name for name in spec_names(declared.in_specs) if name not in declared.sizes]
     if needed and not args:
-        raise errors.no_arguments(declared.name, needed)
+        raise errors.size_not_inferred(needed, called_without=declared.name)
     specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
     check_containers("in_axes", specs, args, "args")
     paths = [argument_path(path, "args") for path, _ in found]

@@ -120,7 +120,7 @@ def _check(
     checker = Checker({**placements, **mesh_axes}, declared.name)
     placements = placements if nested else {**placements, **mesh_axes}
     _check_outer_names(program, placements)
-    own = _own_elements(declared, checker, program, arguments.names, mesh_axes_used(program, placements))
+    own = _own_elements(declared, checker, program, arguments.names, _mesh_axes_used(program, placements))
     placements, checker = placements | own, dataclasses.replace(checker, placements=checker.placements | own)
     entering = undeclared.names_at_entry(program.consts, arguments.names, placements)
     results = tuple(checker.results(program.jaxpr, entering))
@@ -148,7 +148,7 @@ def _check_outer_names(program, placements):
     """
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
-    if taken := frozenset(filter(_jax.is_bound, mesh_axes_used(program, placements))):
+    if taken := frozenset(filter(_jax.is_bound, _mesh_axes_used(program, placements))):
         raise errors.mesh_axis_around(taken)
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
     if not outer:
@@ -159,7 +159,7 @@ def _check_outer_names(program, placements):
     raise errors.outer_names(sorted(outer, key=str))
 
 
-def mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placement]) -> frozenset[Hashable]:
+def _mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placement]) -> frozenset[Hashable]:
     """The mesh axes over which a call, or one nested in it, splits axes."""
     own = frozenset(m for p in axes.own_of(placements.values()) for m in p.mesh_axes)
     return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, DeviceAxis)}

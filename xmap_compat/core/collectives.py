@@ -26,12 +26,12 @@ from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.specs import AxisName
 
 
-def reduced(operand: Names, axes: Names) -> Names:
+def _reduced(operand: Names, axes: Names) -> Names:
     """The names of a result that is equal for all elements of the axes."""
     return operand - axes
 
 
-def varied(operand: Names, axes: Names) -> Names:
+def _varied(operand: Names, axes: Names) -> Names:
     """The names of a result that differs between elements of the axes."""
     return operand | axes
 
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
     Attributes:
       called: the name of the public function.
-      names: ``(operand names, axes of the collective) -> result names``: ``reduced`` or ``varied``.
+      names: ``(operand names, axes of the collective) -> result names``: ``_reduced`` or ``_varied``.
       reduces: whether it is a reduction, which may also be over positional dimensions.
       check: ``(params, elements of the axes together, the user's line)``: raises if parameters do not fit.
       joint: whether the primitive makes one result of all operands; others translate each operand by itself.
@@ -59,21 +59,21 @@ class Row(NamedTuple):
 
 
 COLLECTIVES: dict[str, Row] = {
-    "psum": Row("psum", reduced, reduces=True),
-    "pmax": Row("pmax", reduced, reduces=True),
-    "pmin": Row("pmin", reduced, reduces=True),
-    "pbroadcast": Row("pbroadcast", reduced, check=check_source),
-    "axis_index": Row("axis_index", varied),
-    "all_gather": Row("all_gather", reduced),
-    "reduce_scatter": Row("psum_scatter", varied),
-    "all_to_all": Row("all_to_all", varied),
-    "ppermute": Row("ppermute", varied, check=check_permutation),
-    "pdot": Row("pdot", reduced, joint=True),
+    "psum": Row("psum", _reduced, reduces=True),
+    "pmax": Row("pmax", _reduced, reduces=True),
+    "pmin": Row("pmin", _reduced, reduces=True),
+    "pbroadcast": Row("pbroadcast", _reduced, check=check_source),
+    "axis_index": Row("axis_index", _varied),
+    "all_gather": Row("all_gather", _reduced),
+    "reduce_scatter": Row("psum_scatter", _varied),
+    "all_to_all": Row("all_to_all", _varied),
+    "ppermute": Row("ppermute", _varied, check=check_permutation),
+    "pdot": Row("pdot", _reduced, joint=True),
     # The primitives that nested xmaps leave for the outermost one: see ``core/nested``.
     "device_vary": Row("device_vary", _varied_over_devices),
-    "device_sum": Row("device_sum", reduced),
-    "device_gather": Row("device_gather", reduced),
-    "device_take": Row("device_take", varied),
+    "device_sum": Row("device_sum", _reduced),
+    "device_gather": Row("device_gather", _reduced),
+    "device_take": Row("device_take", _varied),
 }
 
 
@@ -96,7 +96,7 @@ def result_names(primitive: str, params: Params, operands: Sequence[Names], own:
     """The named axes of a collective's result, from those of its operands."""
     axes = frozenset(axis_names(params)) & own
     union = frozenset(itertools.chain.from_iterable(operands))
-    return varied(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)
+    return _varied(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)
 
 
 def collectives_in(jaxpr: Any) -> frozenset[AxisName]:

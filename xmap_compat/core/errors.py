@@ -57,6 +57,7 @@ def did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
 
 # Legacy's sentence follows ours where legacy had one: people search for it.
 LEGACY = "\nLegacy's words: "
+_PARTITION_SPEC = "a PartitionSpec has a meaning in jit and shard_map only"
 _FEWER = "Name fewer dimensions, or pass an array that has them"
 
 
@@ -98,6 +99,8 @@ def _spec_meant(spec: Any) -> str:
         return ". Write [...] where no dimension is named"
     if isinstance(spec, str):
         return f". Write [{spec!r}, ...] for the leading dimension"
+    if isinstance(spec, jax.sharding.PartitionSpec):
+        return f": {_PARTITION_SPEC}. Write a list of names, e.g. ['i', ...]"
     if isinstance(spec, (set, frozenset)):
         return ". A set has no order: write a list, or {position: name}"
     if isinstance(spec, (int, np.integer)):
@@ -121,20 +124,14 @@ def bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
         reason, remedy = f"`{name!r}` is a string", "Write `...`"
     if isinstance(name, tuple):
         reason = "JAX reads a tuple as several names"
+    if isinstance(name, jax.sharding.PartitionSpec):
+        reason, remedy = _PARTITION_SPEC, "Name the dimensions of an array with a list, e.g. ['i', ...]"
     if isinstance(name, (bool, np.bool_)):
         reason = "JAX reads a truth value as the position 0 or 1"
     if isinstance(name, (list, dict)) and isinstance(spec, tuple) and spec[-1] is ...:
         remedy = "A tuple that ends in ... is one specification: for an argument without names write [...] or {}"
     seen = f"{path} is {show(spec)}, but" if spec is not None else f"In {where},"
     return TypeError(f"{seen} {show(name)} cannot be used as an axis name: {reason}. {remedy}")
-
-
-def partition_spec(where: str, name: Any, path: str, spec: Any) -> TypeError:
-    seen = f"{path} is {show(spec)}" if spec is not None else f"{where} has the name {name!r}"
-    return TypeError(
-        f"{seen}, but a PartitionSpec has a meaning in jit and shard_map only. Name the dimensions of an array with a "
-        "list, e.g. ['i', ...]"
-    )
 
 
 def negative_axis(where: str, spec: Any, path: str) -> ValueError:
@@ -198,14 +195,6 @@ def scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
     )
 
 
-def argument_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
-    return ValueError(
-        f"{path} has shape {tuple(shape)}, but {show(spec)} names exactly "
-        f"{_exactly(spec, rank, len(shape))}"
-        f"{LEGACY}xmap argument has an in_axes specification of {show(spec)}, which asserts that it"
-    )
-
-
 def output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> ValueError:
     return ValueError(
         f"{_result(path)} has {_dimensions(ndim)} without its named axes, but its out_axes {show(spec)} need at least "
@@ -214,11 +203,12 @@ def output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> Value
     )
 
 
-def output_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
+def rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int], where: str) -> ValueError:
+    of, included = ("argument", "") if where == "in_axes" else ("output", ", named axes included")
     return ValueError(
-        f"{_result(path)} has shape {tuple(shape)}, named axes included, but {show(spec)} names exactly "
+        f"{_result(path)} has shape {tuple(shape)}{included}, but {show(spec)} names exactly "
         f"{_exactly(spec, rank, len(shape))}"
-        f"{LEGACY}xmap output has an out_axes specification of {show(spec)}, which asserts that it"
+        f"{LEGACY}xmap {of} has an {where} specification of {show(spec)}, which asserts that it"
     )
 
 
@@ -240,18 +230,17 @@ def size_conflict(
     )
 
 
-def size_not_inferred(names: Iterable[Hashable]) -> ValueError:
-    return ValueError(
-        f"No array has the axes {quoted(names)}, as containers in the place of arguments are empty. Give their sizes "
-        f"in axis_sizes{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}"
+def size_not_inferred(names: Iterable[Hashable], called_without: str = "") -> ValueError:
+    ours = (
+        f"There are no arguments. Call {called_without} with its arguments; its plan also takes "
+        "jax.ShapeDtypeStruct(shape, dtype)"
     )
-
-
-def no_arguments(fun: str, names: Iterable[Hashable]) -> ValueError:
-    return ValueError(
-        f"There are no arguments. Call {fun} with its arguments; its plan also takes jax.ShapeDtypeStruct(shape, dtype)"
-        f"{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}"
-    )
+    if not called_without:
+        ours = (
+            f"No array has the axes {quoted(names)}, as containers in the place of arguments are empty. Give their "
+            "sizes in axis_sizes"
+        )
+    return ValueError(f"{ours}{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}")
 
 
 def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: int, origin: str) -> ValueError:
@@ -262,18 +251,6 @@ def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: in
     )
 
 
-def sharded_axis_note(name: Hashable, mesh_axes: Any) -> str:
-    ours = f"The type of an argument shards the named axis `{name}` over {mesh_axes!r}, but axis_resources do not"
-    return f"{ours}. Assign {mesh_axes!r} to it, or jax.sharding.reshard the argument"
-
-
-def committed_elsewhere_note() -> str:
-    return (
-        "xmap moves an array that is committed to one device to the mesh only in a direct call. Otherwise move it: "
-        "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
-    )
-
-
 def note_once(error: BaseException, note: str) -> None:
     """Add a note once to an error of JAX or of the user, which may pass several functions that would add it."""
     if note not in getattr(error, "__notes__", ()):
@@ -281,21 +258,6 @@ def note_once(error: BaseException, note: str) -> None:
 
 
 # --------------------------------------------------------------------- resources
-
-
-def bad_resource(name: Hashable, resource: Any) -> Exception:
-    wanted = "names of mesh axes or of serial loops, or SerialLoop(length)"
-    advice = "Write a tuple of several resources, and () for none"
-    if isinstance(resource, (jax.Device, jax.sharding.Mesh)):
-        advice = f"Enter `with mesh(devices, ('x',)):` around the call, and write axis_resources={{{name!r}: 'x'}}"
-    return should_be(f"The resources of axis {name}", wanted, resource, advice=advice)
-
-
-def repeated_resource(name: Hashable, resources: Any) -> ValueError:
-    return ValueError(
-        f"axis_resources give `{name}` the resources {resources!r}, of which one is repeated. Name each resource once"
-        f"{LEGACY}Resource assignment of a single axis must be a tuple of distinct resources"
-    )
 
 
 def missing_resources(
@@ -333,11 +295,13 @@ def unknown_axes(unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hash
     )
 
 
-def loop_before_mesh(name: Hashable, resources: Any) -> ValueError:
-    return ValueError(
-        f"axis_resources give `{name}` the resources {resources!r}, but loops come last. Write the mesh axes first"
-        f"{LEGACY}Loop resources should come after mesh axes in the resource assignment of an axis"
-    )
+def misplaced_resource(name: Hashable, resources: Any, is_repeated: bool) -> ValueError:
+    ours = f"axis_resources give `{name}` the resources {resources!r}, but"
+    if is_repeated:
+        legacy = "Resource assignment of a single axis must be a tuple of distinct resources"
+        return ValueError(f"{ours} one of these is repeated. Name each resource once{LEGACY}{legacy}")
+    legacy = "Loop resources should come after mesh axes in the resource assignment of an axis"
+    return ValueError(f"{ours} loops come last. Write the mesh axes first{LEGACY}{legacy}")
 
 
 def loop_name_taken(name: Hashable) -> ValueError:
@@ -359,16 +323,6 @@ def bad_mesh(shape: Sequence[int], names: Sequence[Any]) -> ValueError:
         f"A mesh needs one axis name for each dimension of its device array, but got devices of shape {tuple(shape)} "
         f"and the names {names!r}. Write the names in one tuple, ('x', 'y'), or reshape the devices"
     )
-
-
-def bad_mesh_names(names: Any) -> Exception:
-    is_swapped = any(isinstance(name, jax.Device) for name in np.asarray(names, object).flat)
-    advice = f"{'Devices and names are swapped: write' if is_swapped else 'Write'} mesh(devices, ('x', 'y'))"
-    return should_be("The axis names of a mesh", "strings (or hashable, and not None)", names, advice=advice)
-
-
-def repeated_mesh_name(names: Sequence[Any]) -> ValueError:
-    return ValueError(f"A mesh got the axis names {names!r}, which repeat one. Give each dimension its own name")
 
 
 def bad_mesh_devices(found: Any) -> TypeError:
@@ -423,17 +377,15 @@ def ordered_callback(primitive: str, axes: Iterable[Hashable], where: str) -> Va
     )
 
 
-def callback_not_reached(axes: Iterable[Hashable], where: str) -> NotImplementedError:
+def callback_in_control_flow(axes: Iterable[Hashable], where: str, is_repeated: bool) -> NotImplementedError:
+    if is_repeated:
+        return NotImplementedError(
+            f"The io_callback at {where} does not vary over {as_set(axes)}, but is in a loop or branch that each "
+            "iteration of the serial loop runs anew. Call it outside of that loop or branch"
+        )
     return NotImplementedError(
         f"Not all elements of {as_set(axes)} reach the io_callback at {where}: they take different branches, or leave "
         "a loop earlier. Call it outside of these, and give it the predicate as an argument"
-    )
-
-
-def callback_repeated(axes: Iterable[Hashable], where: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"The io_callback at {where} does not vary over {as_set(axes)}, but is in a loop or branch that each iteration "
-        "of the serial loop runs anew. Call it outside of that loop or branch"
     )
 
 
@@ -461,13 +413,6 @@ def collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplement
     return NotImplementedError(
         f"{primitive} over {', '.join(map(repr, axes))} in a jax.vmap of the body cannot be computed: JAX has no right "
         "batching rule for it. Give the mapped dimension a name in in_axes of the xmap instead"
-    )
-
-
-def captured_explicit_note(fun: str, captured: Sequence[str]) -> str:
-    return (
-        f"{fun} captures {' and '.join(captured) or 'an array'}, whose type is sharded over a mesh with Explicit axes. "
-        "Pass it to the xmapped function as an argument, with {} in in_axes"
     )
 
 
@@ -530,7 +475,9 @@ def shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
     )
 
 
-def unbound_name(original: str, names: Mapping[Hashable, int], mesh_axes: Iterable[Any] = ()) -> NameError:
+def unbound_name(
+    original: str, names: Mapping[Hashable, int], mesh_axes: Iterable[Any] = (), where: str = ""
+) -> NameError:
     scope = ", ".join(f"{name}: {size}" for name, size in names.items()) or "none"
     # JAX goes on to advise jax.shard_map, which is no help here.
     unbound = original.partition("unbound axis name:")[2].partition(". To fix this")[0].strip()
@@ -538,7 +485,7 @@ def unbound_name(original: str, names: Mapping[Hashable, int], mesh_axes: Iterab
     if unbound in map(str, mesh_axes):
         meant = f". `{unbound}` is an axis of the mesh: name the axis that axis_resources assign to it"
     advice = "Name one of them, or add the axis to in_axes or axis_sizes" if names else "Call it in a function for xmap"
-    return NameError(f"Found an unbound axis name: {unbound}. Named axes in scope: {scope}. {advice}{meant}")
+    return NameError(f"Found an unbound axis name: {unbound}{where}. Named axes in scope: {scope}. {advice}{meant}")
 
 
 def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
@@ -560,26 +507,12 @@ def index_out_of_range(what: str, index: int, size: int, where: str) -> ValueErr
     return ValueError(f"{what} at {where} has the index {index}, but the indices are 0 to {size - 1}. Use these only")
 
 
-def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
-    return ValueError(
-        f"The permutation of ppermute at {where} has the {kind} index {index} more than once. Each element is sent "
-        "once and received once: leave one of these pairs out"
-    )
-
-
-def bad_groups(primitive: str, groups: Any, size: int, where: str) -> ValueError:
-    return ValueError(
-        f"axis_index_groups of `{primitive}` at {where} must cover all indices exactly once, 0 to {size - 1}, of one "
-        f"named axis, in groups of one size, but they are {groups}. Put the remaining indices into such groups"
-    )
-
-
 def no_elements(name: Hashable, where: str) -> ValueError:
     return ValueError(f"Axis {name} has size 0, so that nothing can move along it at {where}. Leave the call out there")
 
 
-def repeated_collective_axis(primitive: str, names: Sequence[Hashable], where: str) -> ValueError:
-    return ValueError(f"{primitive} at {where} names an axis more than once: {quoted(names)}. Name each axis once")
+def repeated_axis(user: str, names: Sequence[Any]) -> ValueError:
+    return ValueError(f"{user} names an axis more than once: {quoted(names)}. Name each axis once")
 
 
 def foreign_reference(argument: str = "") -> NotImplementedError:

@@ -122,7 +122,10 @@ def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     except Exception as error:  # on Explicit meshes JAX refuses some operations along a sharded dimension
         specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
         for name, mesh_axes in [(n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k]][:1]:
-            errors.note_once(error, errors.sharded_axis_note(name, mesh_axes))
+            ours = (
+                f"The type of an argument shards the named axis `{name}` over {mesh_axes!r}, but axis_resources do not"
+            )
+            errors.note_once(error, f"{ours}. Assign {mesh_axes!r} to it, or jax.sharding.reshard the argument")
         raise
 
 

@@ -141,12 +141,19 @@ def _mesh_names(axis_names):
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         distinct = len(set(names)) == len(names)
     except TypeError:
-        raise errors.bad_mesh_names(axis_names) from None
+        raise _bad_names(axis_names) from None
     if None in names or any(isinstance(name, jax.Device) for name in names):
-        raise errors.bad_mesh_names(axis_names)
+        raise _bad_names(axis_names)
     if not distinct:
-        raise errors.repeated_mesh_name(names)
+        advice = "Give each dimension its own name"
+        raise errors.should_be("The axis names of a mesh", "different", names, ValueError, advice)
     return names
+
+
+def _bad_names(names):
+    is_swapped = any(isinstance(name, jax.Device) for name in np.asarray(names, object).flat)
+    advice = f"{'Devices and names are swapped: write' if is_swapped else 'Write'} mesh(devices, ('x', 'y'))"
+    return errors.should_be("The axis names of a mesh", "strings (or hashable, and not None)", names, advice=advice)
 
 
 def _check_devices(devices, names):

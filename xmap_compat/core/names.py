@@ -131,7 +131,7 @@ class Checker:
         mentioned = mentioned_names(eqn.params)
         self._taken_by.update((name, name.taken_by) for name in mentioned if isinstance(name, DeviceAxis))
         if len(set(mentioned)) < len(mentioned):
-            raise errors.repeated_collective_axis(eqn.primitive.name, mentioned, self.where(eqn))
+            raise errors.repeated_axis(f"{eqn.primitive.name} at {self.where(eqn)}", mentioned)
         for name in mentioned:
             if name in self.own and self.placements[name].loops:
                 raise errors.loop_collective(name, self.where(eqn))

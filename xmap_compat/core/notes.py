@@ -35,7 +35,9 @@ def add_note_on_captured(error: Exception, declared: Any, args: tuple[Any, ...])
         certain = "Sharding" in type(error).__name__ and not _jax.explicit_arrays({"args": args})
         captured = [argument_path(path[1:], path[0].key) for path in _jax.explicit_arrays(_jax.held_by(declared.fun))]
         if certain or (captured and re.search("shard|mesh|replicated", str(error))):
-            errors.note_once(error, errors.captured_explicit_note(declared.name, captured))
+            ours = f"{declared.name} captures {' and '.join(captured) or 'an array'}, whose type is sharded over a mesh"
+            remedy = "Pass it to the xmapped function as an argument, with {} in in_axes"
+            errors.note_once(error, f"{ours} with Explicit axes. {remedy}")
 
 
 # Words in errors of JAX and NumPy when a program counts named dimensions, or asks for their sizes.

@@ -45,7 +45,9 @@ def check_groups(primitive: str, params: Params, size: int, where: str) -> None:
     groups = params["axis_index_groups"]
     covered = sorted(itertools.chain.from_iterable(groups)) == list(range(size))
     if not covered or len(axis_names(params)) != 1 or len({*map(len, groups)}) != 1:
-        raise errors.bad_groups(primitive, groups, size, where)
+        what = f"axis_index_groups of `{primitive}` at {where}"
+        wanted = f"groups of one size that have all indices of one named axis exactly once, 0 to {size - 1}"
+        raise errors.should_be(what, wanted, groups, ValueError, "Put the remaining indices into such groups")
 
 
 def check_source(params: Params, size: int, where: str) -> None:
@@ -61,11 +63,13 @@ def check_permutation(params: Params, size: int, where: str) -> None:
     if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(is_index, pair)) for pair in perm):
         what, wanted = f"The permutation of ppermute at {where}", "pairs of integers, [(source, destination), ...]"
         raise errors.should_be(what, wanted, perm, ValueError)
-    for kind, indices in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
+    for end, kind in enumerate(("source", "destination")):
         seen: set[int] = set()
-        for index in indices:
+        for index in [pair[end] for pair in perm]:
             if not 0 <= index < size:
                 raise errors.index_out_of_range("The permutation of ppermute", index, size, where)
             if index in seen:
-                raise errors.repeated_permutation_index(kind, index, where)
+                twice = tuple(pair for pair in perm if pair[end] == index)
+                what, advice = f"The {kind} index {index} of ppermute at {where}", "Leave one of these pairs out"
+                raise errors.should_be(what, "in one pair only", twice, ValueError, advice)
             seen.add(index)

@@ -119,7 +119,7 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
         for resource in named:
             _check_resource(name, resource)
         if len(set(named)) != len(named):
-            raise errors.repeated_resource(name, resources)
+            raise errors.misplaced_resource(name, resources, is_repeated=True)
         parsed[name] = entries
     return parsed
 
@@ -128,11 +128,19 @@ def _check_resource(name, resource):
     """Any hashable may name a mesh axis or a loop; refuse those that surely mean something else."""
     others = (tuple, type, jax.Device, jax.sharding.Mesh, jax.sharding.PartitionSpec, jax.sharding.Sharding)
     if resource is None or resource is ... or isinstance(resource, others):
-        raise errors.bad_resource(name, resource)
+        raise _bad_resource(name, resource)
     try:
         hash(resource)
     except TypeError:
-        raise errors.bad_resource(name, resource) from None
+        raise _bad_resource(name, resource) from None
+
+
+def _bad_resource(name, resource):
+    wanted = "names of mesh axes or of serial loops, or SerialLoop(length)"
+    advice = "Write a tuple of several resources, and () for none"
+    if isinstance(resource, (jax.Device, jax.sharding.Mesh)):
+        advice = f"Enter `with mesh(devices, ('x',)):` around the call, and write axis_resources={{{name!r}: 'x'}}"
+    return errors.should_be(f"The resources of axis {name}", wanted, resource, advice=advice)
 
 
 def known_axes(resources: Resources, names: Sequence[AxisName], undeclared: bool) -> dict[AxisName, tuple[Any, ...]]:
@@ -191,7 +199,7 @@ def place_axes(
 def _place(name, size, entries, mesh_shape, loops, origin):
     mesh_axes = tuple(r for r in entries if not isinstance(r, SerialLoop) and r in mesh_shape)
     if entries[: len(mesh_axes)] != mesh_axes:
-        raise errors.loop_before_mesh(name, entries)
+        raise errors.misplaced_resource(name, entries, is_repeated=False)
     loop_entries = entries[len(mesh_axes) :]
     placement = Placement(
         name,

@@ -151,7 +151,7 @@ def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: b
         if spec.rank is None:
             raise errors.argument_rank_too_small(spec.source, spec.needed_rank, path, shape)
     if spec.rank is not None and spec.rank != len(shape):
-        raise errors.argument_rank_differs(spec.source, spec.rank, path, shape)
+        raise errors.rank_differs(spec.source, spec.rank, path, shape, "in_axes")
 
 
 def check_result(spec: AxisSpec, positional_shape: Sequence[int], path: str, sizes: Mapping[AxisName, int]) -> None:
@@ -168,7 +168,7 @@ def check_result(spec: AxisSpec, positional_shape: Sequence[int], path: str, siz
         shape = list(positional_shape)
         for position, name in spec.names:
             shape.insert(position, sizes[name])
-        raise errors.output_rank_differs(spec.source, spec.rank, path, shape)
+        raise errors.rank_differs(spec.source, spec.rank, path, shape, "out_axes")
 
 
 def infer_sizes(
@@ -231,8 +231,6 @@ def _parse_spec(where, spec, path):
         return _parse_dict(where, spec, path)
     if isinstance(spec, (list, tuple)):
         return _parse_list(where, spec, path)
-    if isinstance(spec, jax.sharding.PartitionSpec):
-        raise errors.partition_spec(where, spec, path, spec)
     raise errors.bad_spec(where, spec, path)
 
 
@@ -265,10 +263,9 @@ def _make_spec(where, pairs, rank, source, path):
 
 def check_name(where: str, name: Any, path: str = "", source: Any = None) -> None:
     """Raise unless ``name`` can be the name of an axis."""
-    if isinstance(name, jax.sharding.PartitionSpec):
-        raise errors.partition_spec(where, name, path, source)
     is_dots = isinstance(name, str) and name == "..."
-    if name is None or name is ... or is_dots or isinstance(name, (bool, np.bool_, tuple)):
+    others = (bool, np.bool_, tuple, jax.sharding.PartitionSpec)
+    if name is None or name is ... or is_dots or isinstance(name, others):
         raise errors.bad_axis_name(where, name, path, source)
     try:
         hash(name)

@@ -14,7 +14,7 @@ import threading
 import jax
 import jax.experimental
 
-from xmap_compat import _jax, random
+from xmap_compat import _jax, random, vocabulary
 from xmap_compat.core import restored
 from xmap_compat.legacy import adapters, errors, maps, old_names
 from xmap_compat.legacy import removed as table
@@ -42,6 +42,7 @@ def _new_installation() -> _jax.Restoration:
     warnings = {table.SPMD_LOWERING: errors.no_spmd_lowering()}
     _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False), warnings)
     _jax.restore_mesh_context(installation)
+    vocabulary.complete(restored.restored)
     installation.hold(restored.restored)
     return installation
 

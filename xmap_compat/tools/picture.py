@@ -25,7 +25,7 @@ from xmap_compat.tools.transfers import Transfer, alike_transfers
 Colour = tuple[float, float]  # the hue, in degrees, and the lightness, in per cent
 
 
-def colours(mesh: _jax.AnyMesh | None) -> list[Colour]:
+def _colours_of(mesh: _jax.AnyMesh | None) -> list[Colour]:
     """A colour for each device: the hue runs along the longest mesh axis, the lightness over the others."""
     if mesh is None:
         return [(215, 82)]
@@ -37,7 +37,7 @@ def colours(mesh: _jax.AnyMesh | None) -> list[Colour]:
     return list(zip((360 * hue / hues).tolist(), lightness.tolist()))
 
 
-def shared(some: Sequence[Colour]) -> str:
+def _shared(some: Sequence[Colour]) -> str:
     """The common part of colours: their hue and mean lightness; if hues differ, a pale grey of that lightness."""
     hues, lightness = {hue for hue, _ in some}, sum(light for _, light in some) / len(some)
     return f"hsl({some[0][0]:.0f},60%,{lightness:.0f}%)" if len(hues) == 1 else f"hsl(0,0%,{50 + lightness / 2:.0f}%)"
@@ -65,7 +65,7 @@ class _Canvas:
     def __init__(self, mesh: _jax.AnyMesh | None):
         self.elements: list[str] = []
         self.mesh, self.size = corner(mesh), 1 if mesh is None else mesh.size
-        self.colours, self.ids = colours(self.mesh), device_ids(mesh)
+        self.colours, self.ids = _colours_of(self.mesh), device_ids(mesh)
         self.right = self.bottom = 0.0
 
     def rect(self, x, y, w, h, title="", radius=0.0, **attributes):
@@ -95,7 +95,7 @@ class _Canvas:
         return len(holders) == len(self.ids) > 1
 
     def fill(self, held: Sequence[int]) -> dict[str, str]:
-        return {"class_": "sheet"} if self.is_everywhere(held) else {"fill": shared([self.colours[k] for k in held])}
+        return {"class_": "sheet"} if self.is_everywhere(held) else {"fill": _shared([self.colours[k] for k in held])}
 
     def block(self, x, y, w, h, holders, title):
         """A rectangle in the colour that devices share, with their numbers as large as there is room."""

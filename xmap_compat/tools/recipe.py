@@ -11,7 +11,7 @@ from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.parameters import mentioned_names
 
 
-def parts_of(placements: Mapping[Any, Any]) -> dict[Any, tuple[Any, ...]]:
+def _parts_of(placements: Mapping[Any, Any]) -> dict[Any, tuple[Any, ...]]:
     """What executes each axis in plain JAX."""
     found = {name: tuple(p.mesh_axes) for name, p in placements.items()}
     return {name: (*across, f"{name}_local") if across else (name,) for name, across in found.items()}
@@ -23,10 +23,10 @@ def recipe_of(declared: Any, placed: Any) -> list[str]:
     options += [f"axis_sizes={declared.sizes!r}"] * bool(declared.sizes)
     options += [f"axis_resources={_resources(declared)}"] * bool(declared.resources)
     lines = [f"mapped({', '.join([declared.name, *options])})".replace("Ellipsis", "...")]
-    return lines + (collective_lines(placed.program.jaxpr, parts_of(placed.placements)) if placed is not None else [])
+    return lines + (_collective_lines(placed.program.jaxpr, _parts_of(placed.placements)) if placed is not None else [])
 
 
-def collective_lines(jaxpr: Any, parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:
+def _collective_lines(jaxpr: Any, parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:
     """``train.py:41: psum over batch -> psum over ('dp', 'batch_local')`` for each collective."""
     found: dict[str, None] = {}
     for eqn, _ in _jax.walk(jaxpr):

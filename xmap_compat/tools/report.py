@@ -38,7 +38,7 @@ MAX_CANDIDATES, MAX_REFUSED = 20, 5
 BY_HAND = "by hand, with `mapped` of xmap_compat/tools/leave/mapped.py:"
 
 
-def show_mesh(mesh: _jax.AnyMesh | None) -> str:
+def _show_mesh(mesh: _jax.AnyMesh | None) -> str:
     """``mesh x: 4, y: 2 (8 cpu devices)``"""
     if mesh is None:
         return "one device"
@@ -119,7 +119,7 @@ def _tables(*tables: Rows) -> list[str]:
 
 
 def _title(plan: CallPlan | StepPlan) -> str:
-    return _lines([f"plan of {plan.function}: {show_mesh(plan.mesh)}"])
+    return _lines([f"plan of {plan.function}: {_show_mesh(plan.mesh)}"])
 
 
 def _total(plan: CallPlan | StepPlan) -> str:
@@ -193,7 +193,7 @@ def _(found: Candidates) -> str:
 def _search_lines(found: Candidates) -> list[str]:
     usable = [c for c in found if c.refused is None]
     order = "the fastest first" if any(c.seconds for c in usable) else "the order is no judgement"
-    lines = [f"{plural(len(usable), 'assignment')} to {show_mesh(found.mesh)}; {order}"]
+    lines = [f"{plural(len(usable), 'assignment')} to {_show_mesh(found.mesh)}; {order}"]
     lines.append("devices: those that do different work. held: arguments and results of the calls on a device, exactly")
     lines[-1] += "; not the peak. sent: by a device, over each axis"
     if any(c.dominated for c in usable):

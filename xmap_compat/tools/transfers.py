@@ -93,7 +93,7 @@ class Collective:
 
 def total_bytes(transfers: Iterable[Transfer]) -> int | None:
     """The bytes that each device sends for all transfers; None if they depend on a while loop."""
-    return sum_of_known(t.total for t in transfers)
+    return _sum_of_known(t.total for t in transfers)
 
 
 def sent_over(transfers: Iterable[Transfer], mesh: _jax.AnyMesh | None) -> dict[Any, int]:
@@ -110,7 +110,7 @@ def sent_over(transfers: Iterable[Transfer], mesh: _jax.AnyMesh | None) -> dict[
     return sent
 
 
-def sum_of_known(counts: Iterable[int | None]) -> int | None:
+def _sum_of_known(counts: Iterable[int | None]) -> int | None:
     """The sum of counts; None if one of them is None."""
     found = list(counts)
     return None if None in found else sum(n for n in found if n)
@@ -123,7 +123,7 @@ class Marks:
     """The evaluated equations of the named program, each with a mark for its operations in the staged program."""
 
     def __init__(self):
-        self.found: dict[Any, MarkedEquation] = {}
+        self.found: dict[Any, _MarkedEquation] = {}
         self.calls: list[Mapping[AxisName, Placement]] = []
         self._around: list[tuple[int, Position | None]] = []
 
@@ -137,7 +137,7 @@ class Marks:
         """The mark of an equation; an equation in a function that is called twice has two."""
         where = position_of(eqn) or (self._around[-1][1] if self._around else None)
         self._around.append((id(eqn), where))
-        marked = MarkedEquation(len(self.found), eqn, where, placements)
+        marked = _MarkedEquation(len(self.found), eqn, where, placements)
         marked = self.found.setdefault(tuple(self._around), marked)
         try:
             yield f"{_MARK}{marked.number}"
@@ -155,7 +155,7 @@ def _number(mark: str, stack: str) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkedEquation:
+class _MarkedEquation:
     """An equation of the named program that may have left collectives in the staged one."""
 
     number: int
@@ -214,7 +214,7 @@ def _told(tree: Tree, marks: Marks) -> Iterator[tuple[int | None, str, Transfer 
         yield number, operation.stack, what
 
 
-def _explained(transfer: Transfer, marked: MarkedEquation) -> Transfer:
+def _explained(transfer: Transfer, marked: _MarkedEquation) -> Transfer:
     """A transfer with the named axes and the line of the equation that left it."""
     split = _split_over(marked.placements, transfer.mesh_axes)
     axes = [n for n in marked.axes if n in split or isinstance(n, DeviceAxis)]
@@ -233,7 +233,7 @@ def _split_over(placements: Mapping[AxisName, Placement], mesh_axes: Sequence[An
 _NAMES = {name: {"reduce_scatter": "psum_scatter"}.get(name, name) for name in COLLECTIVES}
 
 
-def _collective(marked: MarkedEquation, done: Sequence[Transfer | str]) -> Collective:
+def _collective(marked: _MarkedEquation, done: Sequence[Transfer | str]) -> Collective:
     primitive = marked.eqn.primitive.name
     transfers = tuple(t for t in done if isinstance(t, Transfer))
     if primitive not in COLLECTIVES:  # it holds others, which have rows of their own
@@ -253,7 +253,7 @@ def _collective(marked: MarkedEquation, done: Sequence[Transfer | str]) -> Colle
 def _phrase(transfer: Transfer, every: Sequence[Transfer]) -> str:
     """A transfer in words, with the number of transfers that differ from it only in the values that they carry."""
     kind_of = lambda t: (t.kind, t.mesh_axes, t.elements, t.conditional)  # noqa: E731
-    total = sum_of_known(t.times for t in every if kind_of(t) == kind_of(transfer))
+    total = _sum_of_known(t.times for t in every if kind_of(t) == kind_of(transfer))
     over = f"over {listed(transfer.mesh_axes)}"
     kind = f"ppermute of {plural(transfer.elements, 'element')}" if transfer.elements is not None else transfer.kind
     iterations = {1: "", None: " (each iteration)"}.get(total, f" ({total} times)")
@@ -329,7 +329,7 @@ def _transfer(
     operation: Operation, mark: int | None, times: int | None, conditional: bool, tangents: set[Any]
 ) -> Transfer | None:
     """A collective as a transfer; None if it crosses no devices."""
-    kind, (axes, devices) = KINDS[operation.name], crossing(operation)
+    kind, (axes, devices) = KINDS[operation.name], _crossing(operation)
     if devices == 1:
         return None
     avals = [v.aval for v in operation.operands]
@@ -345,7 +345,7 @@ def _transfer(
     return Transfer(kind, axes, devices, operand, elements, sent, times, conditional, derivative, (), where)
 
 
-def crossing(operation: Operation) -> tuple[tuple[Any, ...], int]:
+def _crossing(operation: Operation) -> tuple[tuple[Any, ...], int]:
     """The mesh axes that a collective goes over, and the number of devices in each group: 1 if it moves nothing."""
     params, mesh_shape = operation.eqn.params, operation.body.mesh_shape
     axes = tuple(a for a in mentioned_names(params) if a in mesh_shape)
@@ -381,12 +381,12 @@ def alike_transfers(transfers: Sequence[Transfer]) -> list[tuple[Transfer, int |
     found = by_key(
         transfers, lambda t: dataclasses.replace(t, bytes_sent=0, operand="", elements=None, times=t.times and 1)
     )
-    return [(own[0], sum_of_known(t.times for t in own), sum(t.counted for t in own)) for own in found.values()]
+    return [(own[0], _sum_of_known(t.times for t in own), sum(t.counted for t in own)) for own in found.values()]
 
 
 def _merged(done: Iterable[Transfer | str]) -> list[Transfer | str]:
     """Each distinct entry once; equal transfers have their numbers of times added up."""
     once = lambda t: t if isinstance(t, str) or t.times is None else dataclasses.replace(t, times=1)  # noqa: E731
     alike = by_key(done, once)
-    counts = [sum_of_known(getattr(t, "times", 1) for t in some) for some in alike.values()]
+    counts = [_sum_of_known(getattr(t, "times", 1) for t in some) for some in alike.values()]
     return [w if isinstance(w, str) else dataclasses.replace(w, times=n) for w, n in zip(alike, counts)]

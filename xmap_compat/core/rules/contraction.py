@@ -224,7 +224,7 @@ _contraction_p = _jax.define_named_primitive(
 )
 
 
-def contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedValue:
+def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedValue:
     """``pdot``: one contraction of what the device holds, then one all-reduce of the result."""
     own = view.own(params["axes"])
     names = frozenset().union(*(v.names for v in operands))
@@ -268,4 +268,4 @@ def canonical_precision(precision: Any) -> Any:
         raise errors.should_be("The precision", wanted, precision, ValueError) from None
 
 
-TRANSLATIONS = {"pdot": contract}
+TRANSLATIONS = {"pdot": _contract}

@@ -46,10 +46,10 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
     """
     view, names = ev.view, frozenset().union(*(v.names for v in operands))
     if ev.apart:
-        raise errors.callback_not_reached(ev.apart, _jax.where_in_user_code(eqn))
+        raise errors.callback_in_control_flow(ev.apart, _jax.where_in_user_code(eqn), is_repeated=False)
     if repeated := ev.iterating.difference(*(view.placements[n].loops for n in names)):
         axes = [n for n, place in view.placements.items() if not repeated.isdisjoint(place.loops)]
-        raise errors.callback_repeated(axes, _jax.where_in_user_code(eqn))
+        raise errors.callback_in_control_flow(axes, _jax.where_in_user_code(eqn), is_repeated=True)
     copies = tuple(m for m in view.mesh_axes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1)
     params = {**eqn.params, "sharding": None}
     if not copies or view.nested:
