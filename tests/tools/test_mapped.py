@@ -87,6 +87,7 @@ def test_the_collectives_beside_it_are_those_over_all_elements(axes, resources):
     def body(v):
         moved = collectives.all_to_all(v, axes, 0, 0), collectives.all_to_all(v, axes, 0, 0, tiled=True)
         moved += (collectives.ppermute(v, axes, [(k, k + 1) for k in range(7)]), v - collectives.max_over(v, axes))
+        moved += (collectives.ppermute(v, axes, [(k, 7 - k) for k in range(8)]),)
         moved += (collectives.all_gather(v, axes, tiled=True),)
         return (*moved, collectives.psum_scatter(v, axes), collectives.psum_scatter(v, axes, tiled=True))
 
