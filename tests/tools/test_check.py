@@ -205,7 +205,7 @@ def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path):
     done = check("n.ipynb", cwd=tmp_path)
     places = re.findall(r"(?m)^n.ipynb:cell (\d+):(\d+):(\d+): (jax\.\w+)", done.stdout)
     assert places == [("2", "2", "15", "jax.tree_map"), ("4", "2", "11", "jax.tree_leaves")]
-    fixed = editor.fixed([tmp_path / "n.ipynb"])
+    fixed = editor.fixed(findings.check([tmp_path / "n.ipynb"]))
     (text,) = fixed.contents.values()
     now = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
     assert now[1] == "!ls\n%time y = jax.tree.map(abs, [-1])\n" and now[3].endswith("z = jax.tree.leaves([1])\n")

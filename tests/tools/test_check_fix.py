@@ -3,7 +3,7 @@
 import pytest
 from test_check import ends_of
 
-from xmap_compat.tools.check import editor
+from xmap_compat.tools.check import editor, findings
 
 USED = "import numpy as np\n{indent}print({xmap}(lambda v: v * 2, ['i'], ['i'])(np.arange(3)).tolist())\n"
 # The import, and how a program calls xmap after it.
@@ -59,7 +59,7 @@ def grid(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grid")
     for number, source in enumerate(GRID.values()):
         (folder / f"p{number}.py").write_text(source)
-    fixed = editor.fixed([folder])
+    fixed = editor.fixed(findings.check([folder]))
     for path, text in fixed.contents.items():
         path.write_bytes(text)
     return folder, fixed

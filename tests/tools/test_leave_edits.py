@@ -678,7 +678,7 @@ PROGRAMS = {
 
         def body(v):
             lse = logsumexp(v, axis='i')
-            other = lax.pshuffle(v, 'i', [7, 6, 5, 4, 3, 2, 1, 0])
+            other = lax.ppermute(v, 'i', [(k, 7 - k) for k in range(8)])
             both = lax.psum_scatter(jnp.arange(8.) * v[0], 'i')
             return nn.softmax(v, axis='i'), lse, other, lax.all_to_all(jnp.arange(8.) + v[0], 'i', 0, 0), both
 

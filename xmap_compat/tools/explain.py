@@ -116,17 +116,16 @@ class Report:
             more = f", {failed} call(s) without a plan" if failed else ""
             self._print(f"xmap_compat explain: {plans}{more}")
             if self._calls:
+                text = importlib.import_module("xmap_compat.tools.text")
                 rows = [("", "function", "assignment", "called at")]
                 for k, call in enumerate(self._calls, 1):
                     where = call.where.removeprefix(self.folder) + call.failed
                     rows.append((str(k), call.function, call.assignment, where))
-                self._print("\n".join(importlib.import_module("xmap_compat.tools.text").table(rows)))
+                self._print("\n".join(text.table(rows)))
             for k, call in enumerate(self._calls, 1):
                 if call.plan:
-                    rule = f"---- plan {k}, called at {call.where.removeprefix(self.folder)} ".ljust(
-                        importlib.import_module("xmap_compat.tools.text").WIDTH, "-"
-                    )
-                    self._print(f"\n{rule}\n{call.plan}\n")
+                    rule = f"---- plan {k}, called at {call.where.removeprefix(self.folder)} "
+                    self._print(f"\n{rule.ljust(text.WIDTH, '-')}\n{call.plan}\n")
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the pipe is closed, or the program has closed its output

@@ -272,8 +272,7 @@ def _exchanged(resources: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> str:
 
 def _ranked(found: Sequence[Candidate]) -> list[Candidate]:
     """The candidates in order, with a mark on the dominated ones."""
-    usable = [c for c in found if c.refused is None]
-    marked = [dataclasses.replace(c, dominated=any(_beats(other, c) for other in usable)) for c in found]
+    marked = [dataclasses.replace(c, dominated=any(_beats(o, c) for o in found if o.refused is None)) for c in found]
     return sorted(marked, key=lambda c: (c.refused is not None, c.seconds or math.inf, c.dominated, c.facts))
 
 

@@ -90,7 +90,7 @@ def _as_json(checked: findings.Checked) -> Iterator[dict[str, object]]:
 
 
 def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
-    fixed = editor.edited(checked, install)
+    fixed = editor.fixed(checked, install)
     for path, new in fixed.contents.items():
         if write:
             path.write_bytes(new)

@@ -6,12 +6,12 @@ import ast
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from xmap_compat.tools.check import table
-from xmap_compat.tools.check.findings import Checked, Finding, check
+from xmap_compat.tools.check.findings import Checked, Finding
 from xmap_compat.tools.source.bindings import Names, text_of
 from xmap_compat.tools.source.layout import Edit, applied, before_jax, in_place_of, replacing
 from xmap_compat.tools.source.reading import Program, read
@@ -36,18 +36,13 @@ class Fixed:
     left: tuple[Finding, ...]  # what it could not mend, each with ``path``, ``line``, ``gone.name``, ``gone.remedy``
 
 
-def fixed(paths: Sequence[Path], *, install: bool = True, keep: Collection[str] = ()) -> Fixed:
-    """New contents of the files of ``paths`` that need one.
+def fixed(checked: Checked, install: bool = True, keep: Collection[str] = ()) -> Fixed:
+    """New contents of the files that need one.
 
     Args:
-      paths: files and folders.
       install: whether a file may call ``install()`` where only that gives a name; if not, the name is in ``left``.
       keep: dotted removed names that stay as they are.
     """
-    return edited(check(paths), install, keep)
-
-
-def edited(checked: Checked, install: bool = True, keep: Collection[str] = ()) -> Fixed:
     contents, left = {}, []
     for program in checked.programs:
         found = [f for f in checked.findings if f.path == program.path and f.gone.name not in keep]

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from xmap_compat.tools.check import table
 from xmap_compat.tools.source.bindings import Names, text_of
 
-Found = tuple[
-    ast.AST, str, str
-]  # a node, the name that it asks for, and the question to ``facts`` if it is not `has(name)`
+Found = tuple[ast.AST, str, str]  # a node, a name that it asks for, and the question if it is not `has(name)`
 _MODULE = re.compile(r"jax(\.\w+)+")
 
 

@@ -132,11 +132,6 @@ def ppermute(x, axis_name, perm):
     return jax.tree.map(moved, x)
 
 
-def pshuffle(x, axis_name, perm):
-    """Element i of the result is element perm[i]."""
-    return ppermute(x, axis_name, list(zip(perm, range(len(perm)))))
-
-
 def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=None, preferred_element_type=None):
     """Contract two arrays over axes and positions (see lax.dot_general): one dot, and one sum over the mesh."""
     across, local = split_axes(axis_name)

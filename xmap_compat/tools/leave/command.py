@@ -23,7 +23,7 @@ from xmap_compat.tools.leave.construction import Construction, Edited
 from xmap_compat.tools.leave.files import edited_files, others_that_need
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import OURS, counted, plain
-from xmap_compat.tools.leave.verifying import moved
+from xmap_compat.tools.leave.verifying import in_a_line, moved
 from xmap_compat.tools.programs import add_program, program_of
 from xmap_compat.tools.source.layout import NOTEBOOK, python_of
 
@@ -58,8 +58,7 @@ def main(options: argparse.Namespace) -> int:
     except Refused as error:
         print(f"leave: {error}", file=sys.stderr)
     except Exception as error:  # a fault of ours; the user's files are as they were
-        words = f"{type(error).__name__}: {error}".partition("\n")[0]
-        print(f"leave: {messages.INTERNAL.format(error=words)}", file=sys.stderr)
+        print(f"leave: {messages.INTERNAL.format(error=in_a_line(error))}", file=sys.stderr)
     return 2
 
 

@@ -39,7 +39,8 @@ class Counter:
         @functools.wraps(function)
         def counted(*args, **kwargs):
             if self.on:
-                jax.debug.callback(functools.partial(self._note, k), self._all_taken())
+                taken = functools.reduce(jnp.logical_and, self._taken, jnp.array(True))
+                jax.debug.callback(functools.partial(self._note, k), taken)
             return function(*args, **kwargs)
 
         return counted
@@ -48,9 +49,6 @@ class Counter:
         if taken.any():
             with self._lock:
                 self.reached.add(place)
-
-    def _all_taken(self):
-        return functools.reduce(jnp.logical_and, self._taken, jnp.array(True))
 
     @contextlib.contextmanager
     def counting(self):

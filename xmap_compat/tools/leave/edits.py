@@ -20,7 +20,7 @@ from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
 from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
 from xmap_compat.tools.leave.rewrite import Rewriter
 from xmap_compat.tools.leave.rewriting import AxisNames, Parts, Rewriting
-from xmap_compat.tools.leave.text import OURS, Names, NotWritable
+from xmap_compat.tools.leave.text import OURS, NotWritable, fresh
 from xmap_compat.tools.leave.user_code import Piece, calls_of_collectives, collectives
 from xmap_compat.tools.leave.verifying import in_a_line
 from xmap_compat.tools.recipe import recipe_of
@@ -76,7 +76,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
         c.change = c.change and c.change._replace(file=os.path.realpath(c.file))
         c.changes = [change._replace(file=os.path.realpath(change.file)) for change in c.changes]
     folder = beside or root
-    module = Names(name.partition(".")[0] for name in os.listdir(folder)).like("named_axes")
+    module = fresh("named_axes", {name.partition(".")[0] for name in os.listdir(folder)})
     kept = [change.text for c in cs if not c.refused for change in c.changes]
     files = {
         os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)

@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from xmap_compat.tools.check import editor, table
+from xmap_compat.tools.check import editor, findings, table
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Change, Entered
 from xmap_compat.tools.leave.patch import Refused
-from xmap_compat.tools.leave.text import OURS, Names
-from xmap_compat.tools.source.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, imported_names
+from xmap_compat.tools.leave.text import OURS, fresh
+from xmap_compat.tools.source.bindings import IMPORTS, MAPS, Names, bound_by, imported_names
 from xmap_compat.tools.source.layout import Edit, applied, before_jax, program_of, python_of, replacing
 
 _HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
@@ -39,17 +39,18 @@ class FileNames:
     def __init__(self, tree: ast.Module, helpers: str):
         self.helpers = helpers
         self.added: dict[str, tuple[str, str]] = {}  # by name, where from and what
-        bindings = Bindings(tree)
+        bindings = Names(tree)
         top = [name for node in _at_top(tree.body) for name, _ in imported_names(node)]
         self._known = {home: name for name in reversed(top) if (home := bindings.of(ast.Name(name, ast.Load())))}
-        names = (n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
+        names = {n.id for n in bindings.nodes if isinstance(n, ast.Name)}
         old = {name for name in top if bindings.of(ast.Name(name, ast.Load())).startswith(_OLD)}  # which go
-        self._fresh = Names({*bound_anywhere(tree), *names} - old)
+        self._taken = names.union(*map(bound_by, bindings.nodes)) - old
 
     def name(self, wanted: str) -> str:
         home = MODULES.get(wanted, f"{self.helpers}.{wanted}")
         if home not in self._known:
-            self._known[home] = own = self._fresh.like(wanted)
+            self._known[home] = own = fresh(wanted, self._taken)
+            self._taken.add(own)
             module, _, last = home.rpartition(".")
             self.added[own] = f"from {module} " * bool(module), f"{last} as {own}" if last != own else last
         return self._known[home]
@@ -148,7 +149,7 @@ def merged(edits: Iterable[Edit]) -> list[Edit]:
 def _meshes(data: bytes, path: str, entered: Collection[tuple[int, ...]]) -> list[Edit]:
     """``with mesh:`` becomes ``with jax.set_mesh(mesh):`` where a mesh was entered, or is made there."""
     tree = program_of(data, path).tree
-    bindings, edits = Bindings(tree), []
+    bindings, edits = Names(tree), []
     for node in (n for n in ast.walk(tree) if isinstance(n, ast.With)):
         for k, item in enumerate(node.items):
             context, bound = item.context_expr, item.optional_vars
@@ -166,7 +167,7 @@ def _meshes(data: bytes, path: str, entered: Collection[tuple[int, ...]]) -> lis
 def _environment(data: bytes, path: str) -> list[Edit]:
     """Reads of the mesh of ``thread_resources``; what sets it is refused."""
     tree = program_of(data, path).tree
-    bindings, edits = Bindings(tree), []
+    bindings, edits = Names(tree), []
     for node in (n for n in ast.walk(tree) if isinstance(n, ast.Attribute)):
         name = bindings.of(node)
         if not isinstance(node.ctx, ast.Load) and name.endswith(_ENVIRONMENT):
@@ -179,7 +180,7 @@ def _environment(data: bytes, path: str) -> list[Edit]:
 
 def _renamed(tree: ast.Module, keeps_meshes: bool) -> list[Edit]:
     """Other names of the old modules; ``pjit`` takes specs in a mesh that ``with`` enters, and ``jit`` in others."""
-    bindings, nodes = Bindings(tree), list(ast.walk(tree))
+    bindings, nodes = Names(tree), list(ast.walk(tree))
     found = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)]
     read = {bindings.of(n) for n in found}
     new = dict.fromkeys(_MESHES, "jax.sharding.Mesh") | {_CONSTRAINT: "lax.with_sharding_constraint"}
@@ -221,7 +222,7 @@ def _modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, byte
             copy = Path(folder + path).resolve()
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(data)
-        fixed = editor.fixed(list(copies), install=False, keep=of_xmap)
+        fixed = editor.fixed(findings.check(list(copies)), install=False, keep=of_xmap)
     texts = {copies[path.resolve()]: data for path, data in fixed.contents.items()}
     return texts, [f"{found.gone.name} of {found.path.name}:{found.line}" for found in fixed.left]
 
@@ -269,7 +270,7 @@ class _Imports:
                 self._import(node)
 
     def reads(self, module: str) -> bool:
-        meanings = map(Bindings(self.tree).of, ast.walk(self.tree))
+        meanings = map(Names(self.tree).of, ast.walk(self.tree))
         return any(f"{meant}.".startswith(f"{module}.") for meant in meanings)
 
     def others(self, node: ast.AST) -> set[str]:
@@ -300,7 +301,7 @@ class _Imports:
 
 
 def _installs(tree: ast.Module) -> list[ast.stmt]:
-    bindings, statements = Bindings(tree), (n for n in ast.walk(tree) if isinstance(n, ast.Expr))
+    bindings, statements = Names(tree), (n for n in ast.walk(tree) if isinstance(n, ast.Expr))
     return [n for n in statements if isinstance(n.value, ast.Call) and bindings.of(n.value.func) in _INSTALL]
 
 

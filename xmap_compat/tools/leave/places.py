@@ -54,7 +54,7 @@ def xmap_at(c: Construction, undeclared: bool) -> Change:
     whole, found = dataclasses.replace(file_at(c.file, "a call of xmap"), globals=c.globals), []
     for statement in whole.tree.body:
         if first_line(statement) <= c.line <= (statement.end_lineno or 0):
-            piece = whole.at(statement)
+            piece = dataclasses.replace(whole, node=statement)
             for node in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
                 starts = node.lineno == c.line and c.column in (None, node.col_offset)
                 callee = _xmap_of(piece, node) if starts else None
@@ -79,7 +79,7 @@ def unmade(cs: Iterable[Construction], root: str) -> list[Construction]:
     for file, module in modules.items():
         whole = dataclasses.replace(file_at(file, file), globals=vars(module))
         for statement in whole.tree.body:
-            piece = whole.at(statement)
+            piece = dataclasses.replace(whole, node=statement)
             for node in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
                 if (file, node.lineno) in made or _xmap_of(piece, node) is None:
                     continue

@@ -40,7 +40,6 @@ _HELPERS = (
     (jax.nn.log_softmax, "log_softmax_over"),
     (lax.all_gather, "all_gather"),
     (lax.ppermute, "ppermute"),
-    (lax.pshuffle, "pshuffle"),
     (lax.psum_scatter, "psum_scatter"),
     (lax.all_to_all, "all_to_all"),
     (named_lax.pdot, "pdot"),
@@ -132,7 +131,8 @@ class Rewriter:
             if not traced and parameter != "axis_name" and (not helper or parameter == "axis"):
                 return
             over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params))) or (*self.names.choices,)
-            text = None if self.names.same else f"{OURS}axes_of({self._source(at)})"
+            stays = all(map(self.names.stays, self.names.choices))
+            text = None if stays else f"{OURS}axes_of({self._source(at)})"
         else:
             over, text = self._known(value, callee, parameter, at)
         if not over:

@@ -37,10 +37,6 @@ class AxisNames:
         if len(set(parts)) != len(parts):
             raise NotWritable(f"a collective over {literal(tuple(names))}, which share mesh axes: write one for each")
 
-    @property
-    def same(self) -> bool:
-        return all(map(self.stays, self.choices))
-
 
 @dataclasses.dataclass
 class Rewriting:

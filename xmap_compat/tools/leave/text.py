@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import keyword
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 OURS = "_xmap_compat_"  # begins a name in a new text that is not the user's: of a helper, or of a module
@@ -43,18 +43,10 @@ def axes(names: Sequence[Any]) -> str:
     return literal(names[0] if len(names) == 1 else tuple(names))
 
 
-class Names:
-    """Fresh names, which differ from those that are taken."""
-
-    def __init__(self, taken: Iterable[str]):
-        self.taken = {*taken, *keyword.kwlist}
-
-    def like(self, wanted: str) -> str:
-        """A free name as close to the wanted one as possible; it is taken from now on."""
-        variants = itertools.chain([wanted], (f"{wanted}_{k}" for k in itertools.count(2)))
-        name = next(name for name in variants if name not in self.taken)
-        self.taken.add(name)
-        return name
+def fresh(wanted: str, taken: Collection[str]) -> str:
+    """A name that is not taken, as close to the wanted one as possible."""
+    variants = itertools.chain([wanted], (f"{wanted}_{k}" for k in itertools.count(2)))
+    return next(name for name in variants if name not in taken and not keyword.iskeyword(name))
 
 
 # ------------------------------------------------------------------------- places that are counted

@@ -97,10 +97,6 @@ class Piece:
     globals: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     closure: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def at(self, node: Any) -> Piece:
-        """Another part of the same file."""
-        return dataclasses.replace(self, node=node)
-
     def span(self, node: Any) -> Span:
         return (self.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
 

@@ -10,24 +10,6 @@ from typing import Any
 MAPS = "jax.experimental.maps"
 
 
-class Bindings:
-    """The dotted names that the names of a file mean: imported ones, which it binds in no other way."""
-
-    def __init__(self, tree: ast.Module):
-        nodes = list(ast.walk(tree))
-        self.own = {name for node in nodes if not isinstance(node, IMPORTS) for name in bound_by(node)}
-        found = {name: meant for node in nodes for name, meant in imported_names(node)}
-        self._meant = {name: meant for name, meant in found.items() if name not in self.own}
-
-    def of(self, node: ast.AST) -> str:
-        """``'jax.lax.psum'`` for ``lax.psum``; empty if it is not imported."""
-        if isinstance(node, ast.Name):
-            return self._meant.get(node.id, "")
-        if isinstance(node, ast.Attribute) and (owner := self.of(node.value)):
-            return f"{owner}.{node.attr}"
-        return ""
-
-
 class Names:
     """All that the names of a file are bound to: dotted names of imports, values of assignments, or other nodes."""
 
@@ -51,6 +33,14 @@ class Names:
             elif (value := values.get(node, node)) is not None:
                 for name in bound_by(node):
                     self.bound[name].append(value)
+
+    def of(self, node: ast.AST) -> str:
+        """``'jax.lax.psum'`` for ``lax.psum``, by the last import of ``lax``; empty if it is bound otherwise too."""
+        if isinstance(node, ast.Name):
+            found = self.bound.get(node.id) or [None]
+            return found[-1] if all(isinstance(meant, str) for meant in found) else ""
+        owner = self.of(node.value) if isinstance(node, ast.Attribute) else ""
+        return owner and f"{owner}.{getattr(node, 'attr', '')}"
 
     def meaning(self, name: str) -> Any:
         """What a name is bound to, if that is one thing; a name of nowhere is one of the last module with a star."""
@@ -110,11 +100,6 @@ def bound_by(node: ast.AST) -> list[str]:
         return [alias.asname or alias.name.split(".")[0] for alias in node.names]
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
     return [str(node.name)] if isinstance(node, kinds) else []
-
-
-def bound_anywhere(tree: ast.AST) -> set[str]:
-    """Every name that a program binds in any way."""
-    return {name for node in ast.walk(tree) for name in bound_by(node)}
 
 
 def text_of(node: ast.AST | None) -> str:
