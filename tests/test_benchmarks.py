@@ -132,7 +132,6 @@ def cases_named(*names):
         "matmul grad left:x right:y",
         "megatron rules shard:y",
         "gradient, checkpointed body batch:x 8 chunks",
-        "batch normalization gradient",
     ),
 )
 def test_compiled_programs_are_no_worse(case):
