@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
@@ -124,7 +125,9 @@ def _repr(function: Any) -> str:
     return f"<xmap({', '.join([declared.name, *shown])})>"
 
 
-_Jitted.__repr__ = _repr  # the type has no subclasses, and prints ``__wrapped__``, which is the user's function
+# The type has no subclasses, and prints ``__wrapped__``, which is the user's function.
+with contextlib.suppress(TypeError):  # a release that makes it immutable keeps its own text
+    _Jitted.__repr__ = _repr
 
 
 def declaration_of(xmapped: Any) -> calls.Declaration | None:

@@ -117,6 +117,12 @@ def test_without_any_part_values_gradients_and_programs_are_the_same(switch):
         assert expected is None or expected in told[part]
 
 
+ALL_PARTS = pytest.mark.skipif(
+    os.environ.get("XMAP_COMPAT_PUBLIC") == "1", reason="XMAP_COMPAT_PUBLIC=1 turns them off"
+)
+
+
+@ALL_PARTS
 def test_with_all_parts_each_works():
     assert set(USES) == set(nice.MISSING)
     assert errors() == dict.fromkeys(USES)
@@ -156,6 +162,7 @@ def test_a_private_thing_that_has_changed_turns_its_part_off(part, pattern, othe
         run_changed(part, pattern, other)
 
 
+@ALL_PARTS
 def test_a_part_that_fails_is_off_with_a_warning_that_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "xmap_compat._jax.nice.frames", None)
     with pytest.warns(RuntimeWarning, match="part `frames` needs .*. The part is off: no edits or lines"):
