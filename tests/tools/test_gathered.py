@@ -80,3 +80,15 @@ def test_a_step_around_the_call():
             "args[0]": (("y",), "name dimension 1 in in_axes, on y"),
             "args[1]": (("x", "y"), "name dimension 0, 1 in in_axes, on x, y"),
         }
+
+
+def test_a_shard_map_of_the_users_over_some_axes_gathers_nothing():
+    by_hand = jax.shard_map(layer_by_hand, mesh=MESH.physical_mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+    arg = placed((16, 32), "x", "y")
+    assert gathered_bytes(jax.jit(by_hand).lower(arg).compile()) == []
+    with MESH:
+        assert xmap_compat.plan(by_hand, arg).gathered == ()
+
+
+def layer_by_hand(v):
+    return v - lax.pmean(v, "x")

@@ -73,7 +73,7 @@ def _entering(body: Any, given: dict[Any, tuple[Any, str]]) -> Iterator[Gathered
             passed = eqn.invars[: found.num_consts] if isinstance(found, _jax.Scan) else eqn.invars
             inside = {v: known(operand) for v, operand in zip(inner.invars, passed)}
             yield from _entering(inner, {v: value for v, value in inside.items() if value is not None})
-        elif isinstance(found, _jax.ShardMap):
+        elif isinstance(found, _jax.ShardMap) and found.mapped.issuperset(found.mesh_shape):  # others gather nothing
             for operand, spec in zip(eqn.invars, found.in_specs):
                 leaf, path = known(operand) or (None, "")
                 sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
