@@ -808,6 +808,80 @@ def test_resources_that_another_run_gives_are_refused(given, tmp_path, monkeypat
         left.run()
 
 
+OTHER_RUNS = {
+    "a global axis": ("", "lax.psum(v, AXIS)", lambda v: v.sum(1, keepdims=True) + 0 * v),
+    "axes of a partial function": (
+        "import functools",
+        "functools.partial(lax.psum, axis_name=(AXIS,))(v)",
+        lambda v: v.sum(1, keepdims=True) + 0 * v,
+    ),
+    "a global function": ("over = lax.psum if OTHER else lax.pmax", "over(v, 'i')", lambda v: v.sum(0) + 0 * v),
+    "a function of a closure": (
+        "over = lambda reduce: lambda v: reduce(v, 'i')",
+        "over(lax.psum if OTHER else lax.pmax)(v)",
+        lambda v: v.sum(0) + 0 * v,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_RUNS)
+def test_what_variables_hold_in_this_run_is_not_written_into_the_text(name, tmp_path, monkeypatch):
+    before, body, truth = OTHER_RUNS[name]
+    program = f"""
+        import os
+        OTHER = 'OTHER_RUN' in os.environ
+        AXIS = 'j' if OTHER else 'i'
+        {before}
+
+        f = xmap(lambda v: {body}, ['i', 'j'], ['i', 'j'], axis_resources={{'i': 'd'}})
+        with Mesh(devices[:4], 'd'):
+            results = f(x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    assert left.refused == [None]
+    monkeypatch.setenv("OTHER_RUN", "1")
+    assert_close(left.run(), truth(x))
+
+
+BY_VARIABLES = {
+    "a table": ("{'ring': lax.ppermute}['ring'](v, 'i', ring)", "write `lax.ppermute(...)` there"),
+    "pshuffle": ("lax.pshuffle(v, 'i', [7, *range(7)])", "write `lax.ppermute(...)` there"),
+    "a variable": ("over(v, 'i', ring)", "write `lax.ppermute(...)` there"),
+    "a maker": ("lax.psum(v, 'i')", "write `xmap(...)` where it is made"),
+}
+
+
+@pytest.mark.parametrize("name", BY_VARIABLES)
+def test_what_moves_elements_and_is_not_called_by_its_name_is_refused(name, tmp_path, monkeypatch):
+    """Over the parts of an axis, JAX's ppermute and all_to_all move blocks of devices, and say nothing."""
+    call, words = BY_VARIABLES[name]
+    program = f"""
+        ring, rows = [(k, (k + 1) % 8) for k in range(8)], ['i', ...]
+        over = lax.ppermute if len(ring) > 2 else lax.psum
+        make = xmap if len(ring) > 2 else None
+        f = {"make" if name == "a maker" else "xmap"}(lambda v: {call}, rows, rows, axis_resources={{'i': 'd'}})
+        with Mesh(devices[:8], 'd'):
+            results = f(x)
+    """
+    (refused,) = Left(tmp_path, monkeypatch, textwrap.dedent(program)).refused
+    assert words in refused
+
+
+def test_a_variable_that_may_move_elements_in_a_branch_not_taken_is_not_edited(tmp_path, monkeypatch):
+    program = """
+        over = lax.pmean if x.size else lax.ppermute
+
+        def body(v, flag=False):
+            return over(v, 'i', [(0, 1)]) + lax.pshuffle(v, 'i', [0]) if flag else over(v, 'i')
+
+        with Mesh(devices[:4], 'd'):
+            results = xmap(body, ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    assert "over(v, 'i', [(0, 1)]) + lax.pshuffle(v, 'i', [0]) if flag else over(v, (\"d\", \"i_local\"))" in left.text
+    assert len(left.edited.missed(left.edited.constructions[0], [])) == 3  # the lambda's two, and the edited one
+
+
 SET = {
     "once": "maps.thread_resources.env = maps.ResourceEnv(mesh, ())",
     "kept and put back": "old = maps.thread_resources.env\nmaps.thread_resources.env = old.with_mesh(mesh)",

@@ -179,7 +179,7 @@ def test_keys_and_donated_arguments():
     assert v.is_deleted()
 
 
-def test_the_mesh_may_be_that_of_with_or_have_explicit_axes():
+def test_the_mesh_may_be_that_of_with_or_have_explicit_axes_or_other_devices():
     v = np.arange(8, dtype=np.float32)
     fun = mapped(lambda v: v - lax.pmean(v, ("x", "i_local")), ["i"], ["i"], axis_resources={"i": "x"})
     with xmap_compat.Mesh(np.array(jax.devices()[:2]), ("x",)):
@@ -188,6 +188,11 @@ def test_the_mesh_may_be_that_of_with_or_have_explicit_axes():
     with jax.set_mesh(explicit):
         elsewhere = jax.device_put(v, jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec("y")))
         np.testing.assert_allclose(fun(elsewhere), v - 3.5)
+    for devices in (jax.devices()[:4], jax.devices()[:3:-1]):  # one trace serves both
+        with jax.set_mesh(jax.sharding.Mesh(np.array(devices), ("x",))):
+            result = fun(v)
+        assert [shard.device for shard in result.addressable_shards] == devices
+        np.testing.assert_allclose(result, v - 3.5)
 
 
 UNDECLARED = {

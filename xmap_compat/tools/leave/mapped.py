@@ -58,7 +58,7 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
         across = tuple(dict.fromkeys(name for axis in axes for name in axis.across))
         if is_bound(across):
             return at_arrays(gathered, out_specs, device(*at_arrays(own_part, in_specs, args)))
-        mesh = context_mesh()
+        mesh = of_all if (of_all := jax.sharding.get_abstract_mesh()).axis_names else context_mesh()
         args = at_arrays(lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec)), in_specs, args)
         if not undeclared:
             check_declared(device, axes, mesh, across, given, gives, args)

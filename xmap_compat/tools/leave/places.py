@@ -107,9 +107,8 @@ def _xmap_of(piece: Piece, node: ast.Call) -> ast.expr | None:
     if isinstance(node.func, ast.Call):
         return _xmap_of(piece, node.func)
     callee = piece.meaning(node.func)
-    if callee is functools.partial and node.args and is_xmap(piece.meaning(node.args[0])):
-        return node.args[0]
-    return node.func if is_xmap(callee) else None
+    called = node.args[0] if callee is functools.partial and node.args else node.func
+    return called if is_xmap(piece.meaning(called)) and piece.is_fixed(called) else None
 
 
 # --------------------------------------------------------------------- what a call reaches

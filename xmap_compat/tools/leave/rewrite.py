@@ -44,6 +44,17 @@ _HELPERS = (
     (lax.all_to_all, "all_to_all"),
     (named_lax.pdot, "pdot"),
 )
+# Primitives and functions that move elements.  Over the parts of an axis, JAX's would move parts of devices, silently.
+_MOVING = (
+    "ppermute",
+    "all_to_all",
+    "all_gather",
+    "reduce_scatter",
+    "pdot",
+    "pshuffle",
+    "pswapaxes",
+    "ragged_all_to_all",
+)
 
 
 class Rewriter:
@@ -120,23 +131,31 @@ class Rewriter:
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
         """A call of a function over axes, or a partial one: change its axes, or call a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
-        helper = helper_of(callee)
+        is_fixed = self.piece.is_fixed(function)
+        helper = helper_of(callee) if is_fixed else ""
         given = self._given(node, callee, arguments, bool(traced or helper))
         parameter = next((p for p in ("axis_name", "axes", "axis") if p in given), None)
         if parameter is None:
             return
         at = given[parameter]
-        value = self._axis_value(at, function is not node.func)
+        value = self._axis_value(at)
         if value is _UNKNOWN:
             if not traced and parameter != "axis_name" and (not helper or parameter == "axis"):
                 return
-            over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params))) or (*self.names.choices,)
+            over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params)))
+            over = over or self._of_partial(at) or (*self.names.choices,)
             stays = all(map(self.names.stays, self.names.choices))
             text = None if stays else f"{OURS}axes_of({self._source(at)})"
         else:
             over, text = self._known(value, callee, parameter, at)
         if not over:
             return
+        if text is not None and not helper:
+            if moving := [e.primitive.name for e in traced if e.primitive.name in _MOVING]:
+                raise NotWritable(messages.NOT_BY_NAME.format(called=ast.unparse(function), primitive=moving[0]))
+            if not traced and (not is_fixed or getattr(callee, "__name__", "") in _MOVING):
+                self.module.place(self.piece, node)  # it may move elements, and would in JAX move devices' parts
+                return
         self.module.handled[self.piece.span(node) if function is node.func else over] = over
         if helper and any(name in self.names.choices for name in over):
             return self._helped(node, function, helper, next(iter(given.values())), at, text or self._source(at))
@@ -194,26 +213,26 @@ class Rewriter:
 
     # ---- values
 
-    def _evaluated(self, node: ast.expr) -> Any:
-        """The value of an expression if it is known before the function runs; else a ValueError."""
-        if any(isinstance(n, ast.Name) and not self.piece.is_free(n) for n in ast.walk(node)):
-            raise ValueError
+    def _of_partial(self, node: ast.expr) -> tuple[Any, ...]:
+        """The axes of ``functools.partial`` in this run."""
         try:
-            return eval(compile(ast.Expression(node), "<axes>", "eval"), {**self.piece.names})
-        except Exception as error:
-            raise ValueError from error
+            value = eval(compile(ast.Expression(node), "<axes>", "eval"), {**self.piece.names})
+        except Exception:
+            return ()
+        return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
-    def _axis_value(self, node: ast.expr | None, evaluated: bool = False) -> Any:
-        """The axes and positions of an axis argument; ``_UNKNOWN`` if they are unknown before the function runs."""
+    def _axis_value(self, node: Any) -> Any:
+        """The axes and positions that the text says; ``_UNKNOWN`` if another run may have others."""
         if isinstance(node, (ast.Tuple, ast.List)):
-            values = [self._axis_value(e, evaluated) for e in node.elts]
+            values = [self._axis_value(e) for e in node.elts]
             return _UNKNOWN if _UNKNOWN in values else tuple(values)
-        if isinstance(node, ast.Name) and not self.piece.known(node):
-            return self._axis_value(assigned_once(ast.walk(self.piece.node), node.id))
+        if isinstance(node, ast.Name):
+            here = ast.walk(self.piece.node)
+            meant = self.piece.bindings.meaning(node.id) if self.piece.is_free(node) else assigned_once(here, node.id)
+            return self._axis_value(meant) if isinstance(meant, ast.expr) else _UNKNOWN
         try:
-            constant = evaluated or isinstance(node, (ast.Name, ast.Constant, ast.UnaryOp))
-            value = self._evaluated(node) if constant and node is not None else _UNKNOWN
-            hash(tuple(value) if isinstance(value, list) else value)
+            value = ast.literal_eval(node)
+            hash(value)
             return value
         except (ValueError, TypeError):
             return _UNKNOWN

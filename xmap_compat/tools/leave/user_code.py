@@ -19,7 +19,7 @@ from xmap_compat import _jax, vocabulary
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.tools.leave.construction import Spot
 from xmap_compat.tools.leave.text import NotWritable
-from xmap_compat.tools.source.bindings import first_line, imported_names
+from xmap_compat.tools.source.bindings import Names, first_line, imported_names
 
 Span = tuple[Any, ...]  # file, line, column, end line, end column
 
@@ -118,6 +118,18 @@ class Piece:
     def names(self) -> Mapping[str, Any]:
         """The values of the names around the piece."""
         return {**self.globals, **self.closure}
+
+    @functools.cached_property
+    def bindings(self) -> Names:
+        return Names(self.tree)
+
+    def is_fixed(self, node: ast.expr) -> bool:
+        """Whether the imports of the file say what is called, in each run; a name may be None where an import fails."""
+        root = node
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        bound = [m for m in self.bindings.bound.get(getattr(root, "id", ""), ()) if getattr(m, "value", m) is not None]
+        return bool(self.bindings.dotted(node)) or (bool(bound) and all(isinstance(m, str) for m in bound))
 
     def is_free(self, node: ast.Name) -> bool:
         """Whether the piece itself does not bind a name at that place."""

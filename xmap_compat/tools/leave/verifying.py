@@ -224,7 +224,7 @@ def _apart(found: np.ndarray, expected: np.ndarray, share: float = 0.0) -> str:
 
 
 def in_a_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0].removesuffix(": ")
 
 
 def placed(mesh: Any) -> Any:
