@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import jax
-from jax._src import config
 
 from xmap_compat._jax.version import trace_state
 
@@ -20,17 +18,34 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
         return jax.jit(fun, backend=backend, **options)
 
 
-@contextlib.contextmanager
-def plain_context() -> Iterator[None]:
-    """Trace as at top level: no manual or explicit mesh in types, no varying-axes checks.
+T = TypeVar("T")
+
+_UNCHECKED = jax.sharding.AbstractMesh((1,), ("xmap_compat_unchecked",))
+_NO_MESH = jax.sharding.AbstractMesh((), ())
+
+
+def plainly(make: Callable[[], T]) -> T:
+    """What ``make`` traces as at top level: no manual or explicit mesh in types, no varying-axes checks.
 
     A named program must not depend on where it will run; a custom rule of the user is
     traced late, from within a typed ``shard_map``, and must not see that.
     """
     current = jax.sharding.get_abstract_mesh()
-    mesh = current if not current.empty and current.are_all_axes_auto else jax.sharding.AbstractMesh((), ())
-    with jax.sharding.use_abstract_mesh(mesh), config._check_vma(False):
-        yield
+    mesh = current if not current.empty and current.are_all_axes_auto else _NO_MESH
+    made: list[T] = []
+
+    def plain() -> None:
+        with jax.sharding.use_abstract_mesh(mesh):
+            made.append(make())
+
+    if current.manual_axes:
+        # The checks of the shard_map around end inside of one without checks, which is traced for this alone.
+        unchecked = jax.shard_map(plain, mesh=_UNCHECKED, in_specs=(), out_specs=jax.P(), check_vma=False)
+        with jax.sharding.use_abstract_mesh(_NO_MESH):
+            jax.eval_shape(unchecked)
+    else:
+        plain()
+    return made[0]
 
 
 def current_trace() -> Any:

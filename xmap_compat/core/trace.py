@@ -73,10 +73,14 @@ def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any
 
 def _trace(fun, types, body, return_shape):
     axis_env = [*_new_device_axes(body), *body.sizes.items()]
+
+    def trace():
+        closed = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=return_shape)(*types)
+        return _without_references(closed, axis_env) if return_shape else closed
+
     with _body_context(body):
         try:
-            closed = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=return_shape)(*types)
-            return _without_references(closed, axis_env) if return_shape else closed
+            return _jax.plainly(trace)
         except NameError as error:
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
@@ -110,7 +114,7 @@ def _new_device_axes(body):
 @contextlib.contextmanager
 def _body_context(body: Body) -> Iterator[None]:
     """The context for tracing a body: this thread knows its axes, and JAX has the removed vocabulary again."""
-    with entered_body(body), restored(), _by_our_rules(True), _jax.plain_context():
+    with entered_body(body), restored(), _by_our_rules(True):
         yield
 
 
