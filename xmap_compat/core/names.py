@@ -19,7 +19,7 @@ from xmap_compat.core import errors
 from xmap_compat.core.bodies import bodies_of, carry_of
 from xmap_compat.core.collectives import COLLECTIVES, check_parameters, collectives_in, names_used, result_names
 from xmap_compat.core.parameters import Names, mentioned_names
-from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
+from xmap_compat.core.placement import MeshAxis, Placement, is_of_devices
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.undeclared import alone, operand_names
 
@@ -33,14 +33,14 @@ class Checker:
     Attributes:
       placements: this xmap's axes.
       fun: the name of the function, for messages.
-      device_axes: mesh axes that belong to the outermost xmap around this one; known only where a program is
+      outer_axes: mesh axes that belong to the outermost xmap around this one; known only where a program is
         checked, not where it is evaluated.
       met: filled with each ``OwnElement`` that a collective, or a predicate around one, was found to depend on.
     """
 
     placements: Mapping[AxisName, Placement]
     fun: str
-    device_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
+    outer_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
     met: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
     _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
     _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
@@ -60,7 +60,7 @@ class Checker:
 
     def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
         """Check a program that a custom rule traced late, and return the named axes of its results."""
-        placements = {**self.placements, **self.device_axes}
+        placements = {**self.placements, **self.outer_axes}
         return dataclasses.replace(self, placements=placements).results(jaxpr, inputs)
 
     def variables(self, jaxpr: Any, inputs: Sequence[Names]) -> dict[Any, Names]:
@@ -129,7 +129,7 @@ class Checker:
 
     def _collective(self, eqn, inputs):
         mentioned = mentioned_names(eqn.params)
-        self._taken_by.update((name, name.taken_by) for name in mentioned if isinstance(name, DeviceAxis))
+        self._taken_by.update((name, name.taken_by) for name in mentioned if isinstance(name, MeshAxis))
         if len(set(mentioned)) < len(mentioned):
             raise errors.repeated_axis(f"{eqn.primitive.name} at {self.where(eqn)}", mentioned)
         for name in mentioned:
@@ -208,7 +208,7 @@ def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
         operands[carry] = grown
 
 
-def _mixed(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> list[Names]:
+def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> list[Names]:
     """The same names for all results: a solution, or a root, depends on all that its equation depends on."""
     union = _union(inputs)
     jaxprs = [body.jaxpr for body in bodies_of(held)]
@@ -222,5 +222,5 @@ _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names], Any], list[Name
         (_jax.Call, _jax.Checkpoint, _jax.CustomJvp, _jax.CustomVjp, _jax.Scan, _jax.While, _jax.Cond),
         lambda checker, held, inputs, _: flow_through(checker, held, inputs).results,
     ),
-    **dict.fromkeys((_jax.LinearSolve, _jax.HijaxOperation), _mixed),
+    **dict.fromkeys((_jax.LinearSolve, _jax.HijaxOperation), _of_all_operands),
 }

@@ -72,7 +72,7 @@ def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any
 
 
 def _trace(fun, types, body, return_shape):
-    axis_env = [*_new_device_axes(body), *body.sizes.items()]
+    axis_env = [*_new_mesh_axes(body), *body.sizes.items()]
     with _body_context(body):
         try:
             closed = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=return_shape)(*types)
@@ -98,13 +98,13 @@ def _without_references(traced, axis_env):
     closed, shapes = traced
     closed = _jax.without_references(closed, axis_env)
     if closed is None:
-        raise errors.foreign_reference()
+        raise errors.reference_from_outside()
     return closed, shapes
 
 
-def _new_device_axes(body):
+def _new_mesh_axes(body):
     """Mesh axes for nested xmaps, unless an enclosing body has bound them already."""
-    return [] if any(outer.device_axes for outer in enclosing_bodies()) else body.device_axes.items()
+    return [] if any(outer.mesh_axes for outer in enclosing_bodies()) else body.mesh_axes.items()
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ would be 6.)
 *A cotangent that exists once, of a collective*: ``g(x, w) = psum(x * w, 'i')`` is 9 for both elements, and one
 cotangent arrives for both, 1.  A rule may say ``bwd(ct) = (psum(ct, 'i') * w, ...)``, as the transpose of a psum is
 a psum where each element has its own cotangent, which add up to what arrived here as 1.  Summing the one value over
-two elements would give 2: the cotangent carries the mark ``COTANGENT`` in its names, and a ``psum`` of a value that
-is so marked and does not vary is the value itself.  The gradient of ``x`` is ``[3, 3]``.
+two elements would give 2: the cotangent has ``COTANGENT`` among its names, and a ``psum`` of such a value
+over an axis that it does not vary over is the value itself.  The gradient of ``x`` is ``[3, 3]``.
 
 *A cotangent that exists once, and no collective*: ``h(x, w) = (x * w, w * w)``, ``bwd(ct, du) = (ct * w, ct * x +
 du * 2 * w)``. Device 0 would compute 1 + 6 for the weight, device 1 computes 2 + 6, and the sum 15 has counted
@@ -92,7 +92,7 @@ def _apply_rule(ev, rule, residuals, cotangents, case, own_names):
 
     Where some cotangents are zero, use its derivative along the others (linear).
     """
-    marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
+    own = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
     zeros = {k: positional_zero(ct) for k, ct in enumerate(cotangents)}
 
     def rule_of_case(*args):
@@ -107,7 +107,7 @@ def _apply_rule(ev, rule, residuals, cotangents, case, own_names):
         each = _summed_in_part(jaxpr, is_cotangent) - own_names
         return [_at_first_element(ev.view, v, each - v.names) if ct else v for v, ct in zip(values, is_cotangent)]
 
-    return evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *marked], given)
+    return evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *own], given)
 
 
 def _summed_in_part(jaxpr: Any, is_cotangent: Sequence[bool]) -> Names:
@@ -150,7 +150,7 @@ def _at_first_element(view, value, names):
 
 
 def _with_cotangents(ev: Evaluator) -> Evaluator:
-    """An evaluator that knows the mark of cotangents, as an axis of one element."""
+    """An evaluator that knows ``COTANGENT``, as an axis of one element."""
     placements = {**ev.view.placements, COTANGENT: Placement(COTANGENT, 1)}
     view = dataclasses.replace(ev.view, placements=placements)
     return dataclasses.replace(ev, view=view, checker=dataclasses.replace(ev.checker, placements=placements))

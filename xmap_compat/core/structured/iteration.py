@@ -54,11 +54,11 @@ def scan(ev: Evaluator, scan: _jax.Scan, operands: Sequence[NamedValue], eqn: An
 
 
 def _settled(ev: Evaluator, step: Callable[..., list[NamedValue]], carry: list[NamedValue]) -> list[NamedValue]:
-    """The carry, cast to the foreign mesh axes of any iteration: its type must be the same in each.
+    """The carry, cast to the mesh axes of the user's own ``shard_map`` that it varies over after any iteration.
 
-    (The type check of the program finds the xmap's own axes.)
+    Its type must be the same in each iteration.  (The type check of the program finds the xmap's own axes.)
     """
-    while ev.view.foreign:
+    while ev.view.in_users_shard_map:
         before = [_jax.varying_axes(v.data) for v in carry]
         types = jax.make_jaxpr(step)(carry).out_avals
         after = [axes | _jax.varying_axes_of(aval) for axes, aval in zip(before, types, strict=True)]
