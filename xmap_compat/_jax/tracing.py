@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
@@ -18,33 +18,27 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
         return jax.jit(fun, backend=backend, **options)
 
 
-T = TypeVar("T")
-
 _UNCHECKED = jax.sharding.AbstractMesh((1,), ("xmap_compat_unchecked",))
-_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
-def plainly(make: Callable[[], T]) -> T:
+def plainly(make: Callable[[], Any]) -> Any:
     """What ``make`` traces as at top level: no manual or explicit mesh in types, no varying-axes checks.
 
     A named program must not depend on where it will run; a custom rule of the user is
     traced late, from within a typed ``shard_map``, and must not see that.
     """
     current = jax.sharding.get_abstract_mesh()
-    mesh = current if not current.empty and current.are_all_axes_auto else _NO_MESH
-    made: list[T] = []
+    mesh = current if not current.empty and current.are_all_axes_auto else jax.sharding.AbstractMesh((), ())
+    made: list[Any] = []
 
-    def plain() -> None:
+    def plain():
         with jax.sharding.use_abstract_mesh(mesh):
             made.append(make())
 
-    if current.manual_axes:
-        # The checks of the shard_map around end inside of one without checks, which is traced for this alone.
-        unchecked = jax.shard_map(plain, mesh=_UNCHECKED, in_specs=(), out_specs=jax.P(), check_vma=False)
-        with jax.sharding.use_abstract_mesh(_NO_MESH):
-            jax.eval_shape(unchecked)
-    else:
-        plain()
+    # The checks of a shard_map around end within one that has none, which is traced for this alone.
+    unchecked = jax.shard_map(plain, mesh=_UNCHECKED, in_specs=(), out_specs=jax.P(), check_vma=False)
+    with jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(unchecked) if current.manual_axes else plain()
     return made[0]
 
 
