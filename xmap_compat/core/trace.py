@@ -78,7 +78,7 @@ def _trace(fun, types, body):
         closed, shapes = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=True)(*types)
         closed = _jax.without_references(closed, axis_env)
         if closed is None:
-            raise errors.foreign_reference()
+            raise errors.reference_from_outside()
         return closed, shapes
 
     with _body_context(body):
