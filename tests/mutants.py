@@ -209,7 +209,7 @@ found_by(
     edits={
         '"axis sizes": _mapping(placed.body.sizes.items()),': '"axis sizes": "",',
         '"arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
-        'sorted(found[1].split(", "))': 'found[1].split(", ")',
+        'sorted(match[1].split(", "))': 'match[1].split(", ")',
         "ORDERS = 2  #": "ORDERS = 1  #",
         "(?:callback|fmt|logging_record)": "(?:callback)",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",

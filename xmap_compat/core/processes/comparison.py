@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_VARIABLE = "XMAP_COMPAT_PROCESS_TIMEOUT"
 DEFAULT_TIMEOUT = 60.0  # seconds
-_setting: list[float | None] = []  # what the program has set last
+_setting: list[float | None] = []  # the timeout that the program has set last
 
 
 @_jax.api_boundary
@@ -71,25 +71,25 @@ def _checked(seconds: Any, shown: Any, where: str, off: str) -> float:
     raise should_be(where, f"a positive number of seconds, or {off} for no comparison", shown, ValueError)
 
 
-# The function that is being called, and with which arguments; ``lower``, ``trace`` and ``eval_shape`` call none.
+# The function that is being called, and its arguments; ``lower``, ``trace`` and ``eval_shape`` call none.
 _called: contextvars.ContextVar[tuple[Any, tuple[Any, ...]]] = contextvars.ContextVar("called", default=(None, ()))
 
 
 class ComparedCalls:
-    """The calls of one jitted function: each is compared when it is traced, or, if traced before, when it is called.
+    """The calls of one jitted function: each is compared when it is traced, or when it is called, if traced before.
 
-    A call that the processes have agreed on is not compared again, although one of them may trace it again alone.
+    A call that the processes have agreed on is not compared again, even if one of them traces it once more.
     """
 
     def __init__(self):
-        self._made: dict[Hashable, Fingerprint] = {}
+        self._traced: dict[Hashable, Fingerprint] = {}
         self._agreed: set[Hashable] = set()
 
     @contextlib.contextmanager
     def calling(self, args: tuple[Any, ...]) -> Iterator[None]:
-        """The context around a call that jit has not compiled before, or whose first call was an error."""
-        if self._made and (made := self._made.get(_key(args))):
-            self._compare(made, args)
+        """The context around a call that jit has not compiled yet, or that has raised an error."""
+        if self._traced and (fingerprint := self._traced.get(_key(args))):
+            self._compare(fingerprint, args)
         token = _called.set((self, args))
         try:
             yield
@@ -101,21 +101,21 @@ class ComparedCalls:
         processes = {d.process_index for d in devices_of(placed.scope.mesh)}
         if placed.nested or len(processes) < 2 or jax.process_index() not in processes:
             return
-        # What follows is not loaded on one process.
-        made = importlib.import_module("xmap_compat.core.processes.fingerprint").fingerprint(declared, placed, args)
-        self._made[_key(args)] = made
+        # With one process these modules are not loaded.
+        make = importlib.import_module("xmap_compat.core.processes.fingerprint").fingerprint
+        self._traced[_key(args)] = fingerprint = make(declared, placed, args)
         caller, own_args = _called.get()
         if caller is self:
-            self._compare(made, own_args)
+            self._compare(fingerprint, own_args)
 
-    def _compare(self, made: Fingerprint, args: tuple[Any, ...]) -> None:
+    def _compare(self, fingerprint: Fingerprint, args: tuple[Any, ...]) -> None:
         """Compare with the other processes of the mesh, if the call needs them."""
         timeout, store = _timeout(), _jax.process_store()
         if timeout is None or store is None:
             return
-        key = store.client, made.processes, made.digest
-        if key not in self._agreed and (made.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))):
-            importlib.import_module("xmap_compat.core.processes.exchange").compare(store, made, timeout)
+        key = store.client, fingerprint.processes, fingerprint.digest
+        if key not in self._agreed and (fingerprint.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))):
+            importlib.import_module("xmap_compat.core.processes.exchange").compare(store, fingerprint, timeout)
             self._agreed.add(key)
 
 

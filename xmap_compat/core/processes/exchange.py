@@ -1,4 +1,4 @@
-"""One comparison of what the processes of a mesh call, over the store of ``jax.distributed``."""
+"""One comparison of the calls of all processes of a mesh, over the store of ``jax.distributed``."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from xmap_compat import _jax
 from xmap_compat.core.processes import errors
 from xmap_compat.core.processes.fingerprint import Fingerprint
 
-MOST_LINES, LONGEST_LINE = 2_000, 500  # of calls that differ, to find where; digests are of all
+MOST_LINES, LONGEST_LINE = 2_000, 500  # that calls send if they differ, to find where; a digest is of all lines
 LONGEST_SHOWN = 200  # characters of each side of a difference
 
-# How many calls this process has compared with the same processes; all of them must count alike.
+# How many calls this process has compared with the same processes; each of them must have the same count.
 counts: Counter[Hashable] = Counter()
 _lock = threading.Lock()
 
 
-def compare(store: _jax.ProcessStore, made: Fingerprint, timeout: float) -> None:
+def compare(store: _jax.ProcessStore, own: Fingerprint, timeout: float) -> None:
     """Return when all processes have posted the same digest; raise on every process if one has not."""
     with _lock:
-        number = counts[store.client, made.processes]
-        counts[store.client, made.processes] += 1
-    name = hashlib.sha256(json.dumps(made.processes).encode()).hexdigest()[:16]
+        number = counts[store.client, own.processes]
+        counts[store.client, own.processes] += 1
+    name = hashlib.sha256(json.dumps(own.processes).encode()).hexdigest()[:16]
     folder, me = f"xmap_compat/{name}/{number}", jax.process_index()
     place, until = os.path.basename(_jax.where_now().partition(" (")[0]), time.monotonic() + timeout
-    store.put(f"{folder}/digest/{me}", made.digest)
-    posted = {p: store.wait(f"{folder}/digest", str(p), until - time.monotonic()) for p in made.processes}
+    store.put(f"{folder}/digest/{me}", own.digest)
+    posted = {p: store.wait(f"{folder}/digest", str(p), until - time.monotonic()) for p in own.processes}
     digests = {p: digest for p, digest in posted.items() if digest is not None}
     if len({*digests.values()}) > 1:
-        lines = [(what, text[:LONGEST_LINE]) for what, text in made.lines[:MOST_LINES]]
+        lines = [(what, text[:LONGEST_LINE]) for what, text in own.lines[:MOST_LINES]]
         store.put(f"{folder}/details/{me}", json.dumps(lines))
         raise errors.processes_differ(_differences(store, folder, digests), me, dict(lines)["function"], place)
     # A process that arrives after others have given up must not go on alone: the first outcome holds for all.
-    missing = [p for p in made.processes if p not in digests]
+    missing = [p for p in own.processes if p not in digests]
     missing, waiting_at = json.loads(store.put(f"{folder}/outcome", json.dumps([missing, place])))
     if missing:
         raise errors.processes_missing(missing, me, timeout, waiting_at, place)

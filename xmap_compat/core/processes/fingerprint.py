@@ -25,9 +25,9 @@ from xmap_compat.core.trace import trace_flat
 SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
 # Larger constants that a body closes over are compared by their type only.
 LARGEST_CONSTANT = 2**24  # bytes
-ORDERS = 2  # rules within rules are compared to this depth: many rules call their own function without end
+ORDERS = 2  # the depth to which rules within rules are compared: many rules call their own function without end
 # Parameters that may differ between processes: they say what happens to values outside of the computation.
-_OWN = re.compile(r"\b(?:callback|fmt|logging_record)=.*?(?=\n\s+\w+=)", re.DOTALL)
+_MAY_DIFFER = re.compile(r"\b(?:callback|fmt|logging_record)=.*?(?=\n\s+\w+=)", re.DOTALL)
 _ADDRESS = re.compile(r" at 0x\w+|\b0x[0-9a-fA-F]{6,}")
 _SET = re.compile(r"\{([^{}:;]*)\}")
 
@@ -36,9 +36,9 @@ class Fingerprint(NamedTuple):
     """The fingerprint of one call.
 
     Attributes:
-      lines: what a line describes, and its text: first parts of the call, then lines of the named program and of the
+      lines: each with its subject: first the arguments of the call, then lines of the named program and of the
         programs that it calls.
-      digest: of the lines.
+      digest: the digest of the lines.
       processes: the processes that have devices on the mesh, in order.
       uses_mesh: whether an axis is split over the mesh.
     """
@@ -50,7 +50,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Fingerprint:
-    """The fingerprint of one call, which has been traced."""
+    """The fingerprint of a call that has been traced."""
     mesh = placed.scope.mesh
     assert isinstance(mesh, jax.sharding.Mesh)
     devices = list(mesh.devices.flat)
@@ -79,9 +79,9 @@ def _mapping(items):
 
 
 def _steady(text: str) -> str:
-    """The text without addresses and what may differ, and with the elements of sets in order."""
-    text = _ADDRESS.sub("", _OWN.sub("", text))
-    return _SET.sub(lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)
+    """The text without addresses and parameters that may differ, and with the elements of sets in order."""
+    text = _ADDRESS.sub("", _MAY_DIFFER.sub("", text))
+    return _SET.sub(lambda match: "{" + ", ".join(sorted(match[1].split(", "))) + "}", text)
 
 
 def _texts(trace: Callable[..., Any], jaxpr: Any, consts: Sequence[Any], order: int = 0) -> Iterator[str]:
