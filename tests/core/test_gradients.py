@@ -166,7 +166,7 @@ def positional_first_derivatives(a, b):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_value_vjp_and_jvp(placement):
-    """Of collectives alone they are in test_matrix.py and test_collectives.py."""
+    """Of collectives alone they are in test_matrix.py."""
     a, b, resources = PLACEMENTS[placement]
     mapped = {n: xmap(p.named, IN_AXES, p.out_axes, axis_resources=resources) for n, p in PROGRAMS.items()}
     with mesh42():
