@@ -586,7 +586,7 @@ def test_functions_are_short():
 
 
 # A definition is public if its name has no underscore: no module takes another one from a module (above).
-MOST_PUBLIC_DEFINITIONS = 615
+MOST_PUBLIC_DEFINITIONS = 616
 
 
 def definitions(tree):
