@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-SerialLoop = namedtuple("SerialLoop", "length")  # a resource: a device computes an axis in so many turns
-Axis = namedtuple("Axis", "name across turns")  # a named axis, the mesh axes that split it, and the turns of a device
+SerialLoop = namedtuple("SerialLoop", "length")  # a resource: a device computes an axis in so many chunks
+Axis = namedtuple("Axis", "name across chunks")  # a named axis, the mesh axes that split it, and the chunks of a device
 SPLIT: dict = {}  # {name of an axis: the mesh axes for which collectives are written, in each of their ways}
 
 
@@ -43,11 +43,11 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
     for name in dict.fromkeys([*(name for spec in jax.tree.leaves(given) for name in spec), *sizes]):
         entries = (axis_resources or {}).get(name, ())
         entries = entries if type(entries) in (tuple, list) else (entries,)
-        turns = math.prod(entry.length for entry in entries if hasattr(entry, "length"))
-        axes.append(Axis(name, tuple(entry for entry in entries if not hasattr(entry, "length")), turns))
+        chunks = math.prod(entry.length for entry in entries if hasattr(entry, "length"))
+        axes.append(Axis(name, tuple(entry for entry in entries if not hasattr(entry, "length")), chunks))
         if axes[-1].across not in SPLIT.get(name, [axes[-1].across]):  # they might reduce a part, silently
             raise ValueError(f"collectives over {name!r} are written for {SPLIT[name]}, and not {axes[-1].across}")
-    axes.sort(key=lambda axis: axis.turns == 1)  # outermost first: those with turns are around the others
+    axes.sort(key=lambda axis: axis.chunks == 1)  # outermost first: those with chunks are around the others
     element = fun if type(gives) is not tuple else lambda *args: tuple(fun(*args))  # which may return a list
     device = functools.partial(on_device, element, given, gives, axes, sizes)
     in_specs, out_specs = (jax.tree.map(functools.partial(partition_spec, axes), specs) for specs in (given, gives))
@@ -110,26 +110,26 @@ def on_device(fun, given, gives, axes, axis_sizes, *args):
 
 def over_axis(fun, axis, size, given, gives):
     """`fun` over one more axis, which is the first dimension of the arrays that have it."""
-    name, turns, local = axis.name, axis.turns, f"{axis.name}_local" if axis.across else axis.name
+    name, chunks, local = axis.name, axis.chunks, f"{axis.name}_local" if axis.across else axis.name
     first = [jax.tree.map(lambda spec: 0 if name in spec else None, specs) for specs in (given, gives)]
-    vmapped = jax.vmap(fun, *first, axis_name=local if turns == 1 else None, axis_size=size // turns)
+    vmapped = jax.vmap(fun, *first, axis_name=local if chunks == 1 else None, axis_size=size // chunks)
 
     def one_element(*args):
         args = at_arrays(lambda spec, x: jnp.squeeze(x, 0) if name in spec else x, given, args)
         results = jax.vmap(lambda: fun(*args), axis_name=local, axis_size=1)()
         return at_arrays(lambda spec, x: x if name in spec else x[0], gives, results)
 
-    def in_turns(*args):
+    def in_chunks(*args):
         def part(spec, x):
-            return x.reshape(turns, size // turns, *x.shape[1:]) if name in spec else jnp.arange(turns)
+            return x.reshape(chunks, size // chunks, *x.shape[1:]) if name in spec else jnp.arange(chunks)
 
-        def turn(parts):
+        def chunk(parts):
             return vmapped(*at_arrays(lambda spec, part, x: part if name in spec else x, given, parts, args))
 
-        results = lax.map(turn, at_arrays(part, given, args))
+        results = lax.map(chunk, at_arrays(part, given, args))
         return at_arrays(lambda spec, x: x.reshape(size, *x.shape[2:]) if name in spec else x[0], gives, results)
 
-    return in_turns if turns > 1 else one_element if axis.across and size == 1 else vmapped
+    return in_chunks if chunks > 1 else one_element if axis.across and size == 1 else vmapped
 
 
 def check_declared(device, axes, mesh, across, given, gives, args):
