@@ -89,7 +89,7 @@ found_by(
     "test_leave_edits",
     edits={
         "for i in dis.get_instructions(code) if i.opname in LOOKUPS}": "for i in dis.get_instructions(code)}",
-        "next(filter(is_bound, AXES.get(name, ())), (name,))": "(AXES.get(name) or [(name,)])[0]",
+        "next(filter(is_bound, AXES.get(name, ())), unbound[name])": "(AXES.get(name) or [(name,)])[0]",
         "pending = [c for c in cs if c.refused]": "pending = []",
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,23 +11,24 @@ from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.parameters import mentioned_names
 
+Parts = Mapping[Any, tuple[Any, ...]]  # what executes each axis in plain JAX
 
-def _parts_of(placements: Mapping[Any, Any]) -> dict[Any, tuple[Any, ...]]:
-    """What executes each axis in plain JAX."""
+
+def _parts_of(placements: Mapping[Any, Any], own: Parts) -> Parts:
     found = {name: tuple(p.mesh_axes) for name, p in placements.items()}
-    return {name: (*across, f"{name}_local") if across else (name,) for name, across in found.items()}
+    return {name: (*across, f"{name}_local") if across else (name,) for name, across in found.items()} | {**own}
 
 
-def recipe_of(declared: Any, placed: Any) -> list[str]:
+def recipe_of(declared: Any, placed: Any, parts: Parts = types.MappingProxyType({})) -> list[str]:
     """The recipe of a call: an expression that can be executed once the collectives are written as said."""
     options = [f"{declared.in_source!r}", f"{declared.out_source!r}"]
     options += [f"axis_sizes={declared.sizes!r}"] * bool(declared.sizes)
     options += [f"axis_resources={_resources(declared)}"] * bool(declared.resources)
     lines = [f"mapped({', '.join([declared.name, *options])})".replace("Ellipsis", "...")]
-    return lines + (_collective_lines(placed.program.jaxpr, _parts_of(placed.placements)) if placed is not None else [])
+    return lines + (_collective_lines(placed.program.jaxpr, _parts_of(placed.placements, parts)) if placed else [])
 
 
-def _collective_lines(jaxpr: Any, parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:
+def _collective_lines(jaxpr: Any, parts: Parts) -> list[str]:
     """``train.py:41: psum over batch -> psum over ('dp', 'batch_local')`` for each collective."""
     found: dict[str, None] = {}
     for eqn, _ in _jax.walk(jaxpr):
