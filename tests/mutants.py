@@ -79,7 +79,9 @@ found_by(
         "for call in self.traced:": "for call in ():",
         "c.differentiated = True": "pass",
         "c.arguments, c.traced) == here": "c.arguments) == here[:3]",
-        "self._taken.append(lax.stop_gradient(taken(*args)))": "self._taken.append(jnp.array(True))",
+        "self._taken.append(jax.lax.stop_gradient(jax.numpy.asarray(taken(*args))))": (
+            "self._taken.append(jax.numpy.array(True))"
+        ),
         "with self._branch(next(self._numbers)):\n                self._taken": "if True:\n                self._taken",
         'problems.setdefault(seen["comparing"],': "problems.setdefault(-1,",
     },

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,15 +10,14 @@ from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.parameters import mentioned_names
 
-Parts = Mapping[Any, tuple[Any, ...]]  # what executes each axis in plain JAX
 
-
-def _parts_of(placements: Mapping[Any, Any], own: Parts) -> Parts:
+def _parts_of(placements: Mapping[Any, Any], own: Mapping[Any, Any] | None) -> dict[Any, tuple[Any, ...]]:
+    """What executes each axis in plain JAX."""
     found = {name: tuple(p.mesh_axes) for name, p in placements.items()}
-    return {name: (*across, f"{name}_local") if across else (name,) for name, across in found.items()} | {**own}
+    return {name: (*across, f"{name}_local") if across else (name,) for name, across in found.items()} | {**(own or {})}
 
 
-def recipe_of(declared: Any, placed: Any, parts: Parts = types.MappingProxyType({})) -> list[str]:
+def recipe_of(declared: Any, placed: Any, parts: Mapping[Any, Any] | None = None) -> list[str]:
     """The recipe of a call: an expression that can be executed once the collectives are written as said."""
     options = [f"{declared.in_source!r}", f"{declared.out_source!r}"]
     options += [f"axis_sizes={declared.sizes!r}"] * bool(declared.sizes)
@@ -28,7 +26,7 @@ def recipe_of(declared: Any, placed: Any, parts: Parts = types.MappingProxyType(
     return lines + (_collective_lines(placed.program.jaxpr, _parts_of(placed.placements, parts)) if placed else [])
 
 
-def _collective_lines(jaxpr: Any, parts: Parts) -> list[str]:
+def _collective_lines(jaxpr: Any, parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:
     """``train.py:41: psum over batch -> psum over ('dp', 'batch_local')`` for each collective."""
     found: dict[str, None] = {}
     for eqn, _ in _jax.walk(jaxpr):

@@ -15,6 +15,7 @@ from xmap_compat.core import undeclared
 from xmap_compat.core.names import Checker
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import messages
+from xmap_compat.tools.leave.comparing import in_a_line
 from xmap_compat.tools.leave.construction import Change, Construction, Edited, Spot
 from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
 from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
@@ -22,7 +23,6 @@ from xmap_compat.tools.leave.rewrite import Rewriter
 from xmap_compat.tools.leave.rewriting import AxisNames, Parts, Rewriting
 from xmap_compat.tools.leave.text import OURS, NotWritable, fresh
 from xmap_compat.tools.leave.user_code import Piece, calls_of_collectives, collectives
-from xmap_compat.tools.leave.verifying import in_a_line
 from xmap_compat.tools.recipe import recipe_of
 
 
