@@ -141,23 +141,6 @@ def test_deviation_from_the_mean_uses_names_on_both_sides(assignment, table):
     assert_close(result, (table - table.mean(axis=0)) / np.abs(table).max(axis=(0, 1)))
 
 
-@pytest.mark.parametrize("reduction", ["sum", "max", "min"])
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float16, np.complex64])
-@under([Assignment({}, None), Assignment({"i": "x"}), Assignment({"i": ("y", "x")})])
-def test_element_types(assignment, reduction, dtype):
-    if dtype is np.complex64 and reduction != "sum":
-        x = np.arange(8).astype(dtype) * (1 - 2j)
-        reduced = lambda v: getattr(jnp, reduction)(v.real, axis="i")
-        expected = getattr(np, reduction)(x.real)
-    else:
-        x = (np.arange(8) * 3 % 7).astype(dtype)
-        reduced = lambda v: getattr(jnp, reduction)(v, axis="i")
-        expected = getattr(jnp, reduction)(x)
-    result = run(assignment, reduced, ["i"], [], x)
-    assert result.dtype == expected.dtype
-    assert_close(result, np.asarray(expected))
-
-
 @under(one_axis("i", loops=False))
 def test_value_without_the_name_counts_once_for_each_element(assignment):
     """As when a value is broadcast along a position before it is reduced over it."""

@@ -102,7 +102,7 @@ def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     shapes = [jnp.shape(leaf) for leaf in leaves]
     for spec, shape, path, leaf in zip(specs, shapes, paths, leaves):
         if _jax.is_reference(leaf):
-            raise errors.foreign_reference(path)
+            raise errors.reference_from_outside(path)
         check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
     sizes = infer_sizes(specs, shapes, paths, declared.sizes)
     if unknown := [name for name in declared.names if name not in sizes]:

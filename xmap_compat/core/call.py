@@ -18,7 +18,7 @@ from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
     Body,
-    DeviceAxis,
+    MeshAxis,
     OwnElement,
     Placement,
     Scope,
@@ -106,8 +106,8 @@ def _trace(declared: Declaration, arguments: Arguments, placements: dict[AxisNam
     body = Body({name: arguments.sizes[name] for name in placements}, scope, axes.offered(scope))
     program = trace_program(declared.fun, arguments.types(), arguments.names, body)
     out_specs = tuple(_bind_results(declared, program, arguments.sizes))
-    uses = any(p.mesh_axes for p in placements.values()) or collectives_in(program.jaxpr) & set(body.device_axes)
-    return _Traced(program, out_specs, body, axes.as_placements(body.device_axes) if uses else {})
+    uses = any(p.mesh_axes for p in placements.values()) or collectives_in(program.jaxpr) & set(body.mesh_axes)
+    return _Traced(program, out_specs, body, axes.as_placements(body.mesh_axes) if uses else {})
 
 
 def _check(
@@ -162,7 +162,7 @@ def _check_outer_names(program, placements):
 def _mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placement]) -> frozenset[Hashable]:
     """The mesh axes over which a call, or one nested in it, splits axes."""
     own = frozenset(m for p in axes.own_of(placements.values()) for m in p.mesh_axes)
-    return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, DeviceAxis)}
+    return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, MeshAxis)}
 
 
 def _placements(declared, arguments, scope):

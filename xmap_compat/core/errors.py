@@ -515,7 +515,7 @@ def repeated_axis(user: str, names: Sequence[Any]) -> ValueError:
     return ValueError(f"{user} names an axis more than once: {quoted(names)}. Name each axis once")
 
 
-def foreign_reference(argument: str = "") -> NotImplementedError:
+def reference_from_outside(argument: str = "") -> NotImplementedError:
     return NotImplementedError(
         "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside. Pass its value "
         f"as an argument and return the new one{argument and f' ({argument} is a reference: pass its value, ref[...])'}"

@@ -21,7 +21,7 @@ from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import boundary
 from xmap_compat.core.nested.axes import as_placements, own_of
-from xmap_compat.core.nested.marks import NestedCall, mark
+from xmap_compat.core.nested.named_scopes import NestedCall, named_scope
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.structured.table import STRUCTURED
 from xmap_compat.core.trace import trace_flat
@@ -54,9 +54,9 @@ class Execution:
 
     def _evaluate(self, values, args):
         placed, view = self.placed, self.view
-        body = placed.body if view.mesh_axes else dataclasses.replace(placed.body, device_axes={})
+        body = placed.body if view.mesh_axes else dataclasses.replace(placed.body, mesh_axes={})
         trace = lambda fun, types: trace_flat(fun, types, body)  # noqa: E731
-        outer = as_placements(body.device_axes, nested=True) if view.nested else {}
+        outer = as_placements(body.mesh_axes, nested=True) if view.nested else {}
         checker = Checker(view.placements, placed.fun_name, outer)
         jaxpr = placed.program.jaxpr
         ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
@@ -80,12 +80,12 @@ def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
 def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh."""
     call = NestedCall(placed.fun_name, own_of(placed.placements.values()))
-    with watcher().around(placed), mark(call) if placed.nested else contextlib.nullcontext():
+    with watcher().around(placed), named_scope(call) if placed.nested else contextlib.nullcontext():
         if placed.uses_mesh and not placed.nested:
             return _on_mesh(placed, leaves)
         if not placed.uses_mesh:
             return _without_mesh(placed, leaves)
-        view = boundary.device_view(placed.placements, placed.body.device_axes)
+        view = boundary.device_view(placed.placements, placed.body.mesh_axes)
         return Execution(placed, view).on_device(placed.program.consts, leaves)
 
 
@@ -116,7 +116,7 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
 
 
 def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
-    view = DeviceView(placed.placements, foreign=_jax.in_manual_region())
+    view = DeviceView(placed.placements, in_users_shard_map=_jax.in_manual_region())
     try:
         return Execution(placed, view).on_device(placed.program.consts, leaves)
     except Exception as error:  # on Explicit meshes JAX refuses some operations along a sharded dimension

@@ -62,9 +62,9 @@ class Placement:
     def without_loops(self) -> Placement:
         return dataclasses.replace(self, loops=(), loop_sizes=())
 
-    def on_device_axes(self) -> Placement:
+    def on_mesh_axes(self) -> Placement:
         """The same placement inside an enclosing xmap: mesh axes are named axes there."""
-        return dataclasses.replace(self, mesh_axes=tuple(DeviceAxis(axis, self.name) for axis in self.mesh_axes))
+        return dataclasses.replace(self, mesh_axes=tuple(MeshAxis(axis, self.name) for axis in self.mesh_axes))
 
     @property
     def resources(self) -> frozenset[Hashable]:
@@ -73,7 +73,7 @@ class Placement:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceAxis:
+class MeshAxis:
     """A mesh axis as a named axis of the outermost xmap: a nested xmap splits its own axes over it.
 
     Attributes:
@@ -88,7 +88,7 @@ class DeviceAxis:
         return f"{self.mesh_axis} (taken by a nested xmap)"
 
 
-class OwnElement(DeviceAxis):
+class OwnElement(MeshAxis):
     """A mesh axis along which each device may have its own value, which no spec says: see ``core/undeclared.py``."""
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class OwnElement(DeviceAxis):
 
 
 def is_of_devices(axis: Any) -> bool:
-    return isinstance(axis, DeviceAxis)
+    return isinstance(axis, MeshAxis)
 
 
 Resources = Mapping[AxisName, tuple[Any, ...]]
@@ -227,13 +227,13 @@ class Body:
     Attributes:
       sizes: its axes.
       scope: the resources in scope at its call.
-      device_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
+      mesh_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
       inputs: the arguments of the function and their named axes, once it is called; none in the body of another.
     """
 
     sizes: Mapping[AxisName, int]
     scope: Scope
-    device_axes: Mapping[DeviceAxis, int] = dataclasses.field(default_factory=dict)
+    mesh_axes: Mapping[MeshAxis, int] = dataclasses.field(default_factory=dict)
     inputs: Sequence[tuple[Any, frozenset[AxisName]]] | None = None
 
 

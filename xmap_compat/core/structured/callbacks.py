@@ -23,9 +23,9 @@ from xmap_compat.core.values import NamedValue
 def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """Make one call for each element, as the body is written for one, unless the program allows more in a call.
 
-    ``vectorized=True`` of old programs says so.  JAX adds dimensions to those operands that vary over an axis, and
-    NumPy aligns them correctly if all that vary have the same ones and no operand has a higher rank: others would
-    give results that depend on which axes have local dimensions.
+    Old programs allow it by ``vectorized=True``.  JAX adds dimensions to those operands that vary over an axis.  NumPy
+    aligns them correctly if all operands that vary have the same dimensions and no operand has a higher rank; else the
+    results would depend on which axes have local dimensions.
     """
     method = eqn.params["vmap_method"] or "sequential"
     if method == "legacy_vectorized":
@@ -41,8 +41,8 @@ def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> l
 def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """Make one call for each element of the axes that operands vary over; all elements of other axes share its result.
 
-    Devices that hold copies all call Python, but only the first of them calls the function, and the others receive its
-    results.  (JAX cannot map a ``lax.cond`` around it.)
+    All devices that hold copies call Python.  There only the first of them calls the function, and the others receive
+    its results.  (JAX cannot map a ``lax.cond`` around the callback.)
     """
     view, names = ev.view, frozenset().union(*(v.names for v in operands))
     if ev.apart:

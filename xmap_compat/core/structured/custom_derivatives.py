@@ -1,4 +1,4 @@
-"""Functions with rules of their own, and solvers, rebuilt around the evaluation of their parts."""
+"""Functions with custom rules, and solvers, rebuilt around the evaluation of the programs that they hold."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
     def bwd(residuals, cotangents):
         if not call.symbolic_zeros:
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
-        # No other operands: constants of a branch that not all devices take must not need a sum over devices.
+        # For no other operands: constants of a branch that not all devices take must not need a sum over devices.
         wanted = {k: layouts[k] for k in differentiated}
         cts = cotangents_of_operands(ev, call.body, run_bwd, residuals, cotangents, wanted)
         return tuple(map(cts.get, range(len(layouts))))
 
-    # Only so are we told what is differentiated; a rule refuses to be differentiated for values that it closes over.
+    # So JAX tells what is differentiated; a rule refuses to be differentiated for values that it closes over.
     fun.defvjp(fwd, bwd, symbolic_zeros=True)
     return fun(*operands)
 
@@ -117,7 +117,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
 
 def custom_vmap(ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """Batched over local dimensions by the user's rule; the function itself with none left, or if it calls Python."""
+    """The user's batching rule over local dimensions; the function itself if there are none, or if it calls Python."""
     names = frozenset().union(*(v.names for v in operands))
     if not _jax.has_side_effect(eqn) and (ev.view.local_names(names) or not ev.view.typed):
         return bind_named(ev.view, eqn.primitive, operands, eqn.params)

@@ -15,7 +15,7 @@ Entered = tuple[str, int, int, int]
 
 
 class Change(NamedTuple):
-    """A replacement in a file, from one spot to another.  Its text may hold marks (see ``text.plain``)."""
+    """A replacement in a file, from one spot to another.  Its text may hold placeholders (see ``text.plain``)."""
 
     file: str
     start: Spot

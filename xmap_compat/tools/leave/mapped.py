@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-SerialLoop = namedtuple("SerialLoop", "length")  # a resource: a device computes an axis in so many turns
-Axis = namedtuple("Axis", "name across local turns")  # mesh axes that split an axis, its elements on a device, turns
+SerialLoop = namedtuple("SerialLoop", "length")  # a resource: a device computes an axis in so many chunks
+Axis = namedtuple("Axis", "name across local chunks")  # mesh axes that split an axis, its elements on a device, chunks
 AXES: dict = {}  # {name of an axis: what executes it, in each way for which collectives are written}
 
 
@@ -47,7 +47,7 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
         if not (local := [way[-1] for way in ways if way[:-1] == across]):  # collectives might reduce a part, silently
             raise ValueError(f"collectives over {name!r} are written for {ways}, and not for the mesh axes {across}")
         axes.append(Axis(name, across, local[0], math.prod(e.length for e in entries if hasattr(e, "length"))))
-    axes.sort(key=lambda axis: axis.turns == 1)  # outermost first: those with turns are around the others
+    axes.sort(key=lambda axis: axis.chunks == 1)  # outermost first: those with chunks are around the others
     element = fun if type(gives) is not tuple else lambda *args: tuple(fun(*args))  # which may return a list
     device = functools.partial(on_device, element, given, gives, axes, sizes)
     in_specs, out_specs = (jax.tree.map(functools.partial(partition_spec, axes), specs) for specs in (given, gives))
@@ -110,26 +110,26 @@ def on_device(fun, given, gives, axes, axis_sizes, *args):
 
 def over_axis(fun, axis, size, given, gives):
     """`fun` over one more axis, which is the first dimension of the arrays that have it."""
-    name, across, local, turns = axis
+    name, across, local, chunks = axis
     first = [jax.tree.map(lambda spec: 0 if name in spec else None, specs) for specs in (given, gives)]
-    vmapped = jax.vmap(fun, *first, axis_name=local if turns == 1 else None, axis_size=size // turns)
+    vmapped = jax.vmap(fun, *first, axis_name=local if chunks == 1 else None, axis_size=size // chunks)
 
     def one_element(*args):
         args = at_arrays(lambda spec, x: jnp.squeeze(x, 0) if name in spec else x, given, args)
         results = jax.vmap(lambda: fun(*args), axis_name=local, axis_size=1)()
         return at_arrays(lambda spec, x: x if name in spec else x[0], gives, results)
 
-    def in_turns(*args):
+    def in_chunks(*args):
         def part(spec, x):
-            return x.reshape(turns, size // turns, *x.shape[1:]) if name in spec else jnp.arange(turns)
+            return x.reshape(chunks, size // chunks, *x.shape[1:]) if name in spec else jnp.arange(chunks)
 
-        def turn(parts):
+        def chunk(parts):
             return vmapped(*at_arrays(lambda spec, part, x: part if name in spec else x, given, parts, args))
 
-        results = lax.map(turn, at_arrays(part, given, args))
+        results = lax.map(chunk, at_arrays(part, given, args))
         return at_arrays(lambda spec, x: x.reshape(size, *x.shape[2:]) if name in spec else x[0], gives, results)
 
-    return in_turns if turns > 1 else one_element if across and size == 1 else vmapped
+    return in_chunks if chunks > 1 else one_element if across and size == 1 else vmapped
 
 
 def check_declared(device, axes, mesh, across, given, gives, args):
