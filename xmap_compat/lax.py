@@ -22,7 +22,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.braces import xeinsum
-from xmap_compat.core.errors import repeated_axis, should_be, unbound_name
+from xmap_compat.core import errors
 from xmap_compat.core.rules.contraction import Subscripts, accumulation_type, bind_contraction, canonical_precision
 from xmap_compat.core.trace import sizes_in_scope
 
@@ -175,18 +175,18 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
 def check_integers(fun: str, indices: jax.Array) -> None:
     """Raise unless an array can be used as indices."""
     if not jnp.issubdtype(indices.dtype, jnp.integer):
-        raise should_be(f"The dtype of the indices of {fun}", "an integer type", indices.dtype)
+        raise errors.should_be(f"The dtype of the indices of {fun}", "an integer type", indices.dtype)
 
 
 def check_names(fun, names):
     """Raise unless all names are bound and distinct."""
     for name in names:
         if name is None or not isinstance(name, Hashable):
-            raise should_be(f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string")
+            raise errors.should_be(f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string")
         if not isinstance(name, int) and not _jax.is_bound(name):
-            raise unbound_name(f"unbound axis name: {name}", sizes_in_scope())
+            raise errors.unbound_name(f"unbound axis name: {name}", sizes_in_scope())
     if len(set(names)) < len(names):
-        raise repeated_axis(fun, names)
+        raise errors.repeated_axis(fun, names)
 
 
 def position(fun: str, dim: int, what: str, shape: Sequence[int]) -> int:
@@ -213,7 +213,7 @@ def _normalized(option, positions, x, y):
 
 def _bad_dimensions(option, positions):
     wanted = "a pair of sequences of as many dimensions of x as of y, e.g. ((0,), (1,))"
-    return should_be(f"{option} of pdot", wanted, positions)
+    return errors.should_be(f"{option} of pdot", wanted, positions)
 
 
 def _check_disjoint(contract, batch):

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.core.errors import should_be
+from xmap_compat.core import errors
 
 __all__ = [
     "NamedShape",
@@ -71,7 +71,7 @@ class NamedShape:
             self._named = {name: operator.index(size) for name, size in named.items()}
         except TypeError:
             wanted = "integers, as in NamedShape(2, batch=8)"
-            raise should_be("The sizes of a NamedShape", wanted, [*positional, *named.values()]) from None
+            raise errors.should_be("The sizes of a NamedShape", wanted, [*positional, *named.values()]) from None
 
     @property
     def positional(self) -> tuple[int, ...]:
