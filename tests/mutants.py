@@ -79,7 +79,9 @@ found_by(
         "for call in self.traced:": "for call in ():",
         "c.differentiated = True": "pass",
         "c.arguments, c.traced) == here": "c.arguments) == here[:3]",
-        "self._taken.append(lax.stop_gradient(taken(*args)))": "self._taken.append(jnp.array(True))",
+        "self._taken.append(jax.lax.stop_gradient(jax.numpy.asarray(taken(*args))))": (
+            "self._taken.append(jax.numpy.array(True))"
+        ),
         "with self._branch(next(self._numbers)):\n                self._taken": "if True:\n                self._taken",
         'problems.setdefault(seen["comparing"],': "problems.setdefault(-1,",
     },
@@ -89,7 +91,7 @@ found_by(
     "test_leave_edits",
     edits={
         "for i in dis.get_instructions(code) if i.opname in LOOKUPS}": "for i in dis.get_instructions(code)}",
-        "next(filter(is_bound, AXES.get(name, ())), (name,))": "(AXES.get(name) or [(name,)])[0]",
+        "next(filter(is_bound, AXES.get(name, ())), unbound[name])": "(AXES.get(name) or [(name,)])[0]",
         "pending = [c for c in cs if c.refused]": "pending = []",
     },
 )
@@ -264,8 +266,8 @@ found_by(
     "test_gradients::test_a_backward_rule_with_a_sum_and_an_own_term_where_nothing_varies",
     edits={
         "each = _summed_in_part(jaxpr, is_cotangent) - own_names": "each = NONE",
-        "found = {way | over for way in before}": "found = before",
-        "            found |= before\n": "            pass\n",
+        "after = {path | over for path in before}": "found = before",
+        "            after |= before\n": "            pass\n",
     },
 )
 found_by(
@@ -322,10 +324,10 @@ found_by(
             'mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own)'
         ),
         'return result if params["tiled"] else squeeze_positional(result, position)': "return result",
-        "front = [at + parts.index(part) for part in (*mesh, *local)]": ("front = [at + k for k in range(len(parts))]"),
-        "source = [at[part] for part in view.parts(names)]": "source = [at[part] for part in (*mesh, *local)]",
+        "at + factors.index(factor) for factor in (*mesh, *local)": "at + k for k in range(len(factors))",
+        "[at[factor] for factor in view.factors(names)]": "[at[factor] for factor in (*mesh, *local)]",
         "received[[destination for _, destination in perm]] = True": "received[:] = True",
-        "index = index * part.size + grid[parts.index(part)]": "index = grid[parts.index(part)]",
+        "index = index * factor.size + grid[factors.index(factor)]": "index = grid[factors.index(factor)]",
         "if (table == table[:1]).all():": "if True:",
         "taken[taken == _EMPTY_SLOT] = nothing": "taken[taken == _EMPTY_SLOT] = 0",
         "return lax.rev(buffers[0], (0,))": "return buffers[0]",
@@ -431,8 +433,8 @@ found_by(
             "return jax.ShapeDtypeStruct(shape, aval.dtype)"
         ),
         "if extra:\n        cotangent = sum_over(": "if False:\n        cotangent = sum_over(",
-        "return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])": (
-            "return restore(apply(*given))"
+        "return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, cts)), tuple(cts))[1])": (
+            "return restore(apply(*cts))"
         ),
         "collectives_of(eqn).union(*map(read, eqn.invars))": "collectives_of(eqn)",
         "lax.convert_element_type(cotangent.data, dtype)": "cotangent.data",
@@ -444,7 +446,7 @@ found_by(
     "test_transformations::test_custom_rules",
     "test_random_bodies::test_linear_algebra",
     edits={
-        "found = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]": "found = []",
+        "results = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]": "results = []",
         "return [*out_tree.flatten_up_to(outs), *found]": "return [*out_tree.flatten_up_to(outs), *tangents[:1]]",
         "if not tangent.names <= primal.names:": "if False:",
         "return [next(differentiable) if smooth else value for value, smooth in zip(constant, inexact)]": (
@@ -465,21 +467,21 @@ found_by(
         ),
         '"reverse": scan.reverse': '"reverse": False',
         "data = jnp.moveaxis(value.data, at, 0) if at else value.data": "data = value.data",
-        "results = [_union([decides, *names]) for names": "results = [_union(names) for names",
+        "results = [_union([predicate, *names]) for names": "results = [_union(names) for names",
         "operands = [cast_to(ev.view, v, index.names) for v in operands]\n": "\n",
     },
 )
 
 found_by(
     "test_control_flow",
-    edits={"names = taken.names - over\n": "names = taken.names\n"},
+    edits={"names = mask.names - over\n": "names = mask.names\n"},
 )
 found_by(
     "test_transposed_branches",
     edits={
-        "reached = lax.pmax(taken, mesh_axes) if mesh_axes else taken": "reached = taken",
+        "reached = lax.pmax(mask, mesh_axes) if mesh_axes else mask": "reached = mask",
         "return [ct if type(ct) is ad.Zero else tangent(ct, mask, **params), None]": "return [ct, None]",
-        "taken = max_over(ev.view, taken, sorted(over, key=str))": "pass",
+        "mask = max_over(ev.view, mask, sorted(over, key=str))": "pass",
     },
 )
 found_by(
@@ -506,8 +508,8 @@ found_by(
     "test_branches",
     edits={
         "if order <= _ORDERS and isinstance(_jax.read(eqn), (": "if False and isinstance(_jax.read(eqn), (",
-        "found.append(frozenset(ev.view.placements))": "pass",
-        "apart = lambda name: name not in self.taken.names and self.ev.view.is_own(name)": "apart = lambda name: False",
+        "names.append(frozenset(ev.view.placements))": "pass",
+        "apart = lambda name: name not in self.mask.names and self.ev.view.is_own(name)": "apart = lambda name: False",
         "run([eqn], own if place is _Place.OWN else shared)": "run([eqn], own)",
         "whole = any(flowing) or any(alone)": "whole = any(alone)",
         "(inside if place is _Place.INSIDE else self.ev).run(": "self.ev.run(",
@@ -593,8 +595,8 @@ found_by(
 found_by(
     "test_plan_steps",
     edits={
-        "_tree(_jax.without_dead_code(jaxpr), _StagedBody())": "_tree(jaxpr, _StagedBody())",
-        "key = operation.body, mark,": "key = mark,",
+        "_program(_jax.without_dead_code(jaxpr), _StagedBody())": "_program(jaxpr, _StagedBody())",
+        "key = operation.body, number,": "key = number,",
     },
 )
 found_by(

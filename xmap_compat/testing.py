@@ -29,7 +29,7 @@ from xmap_compat.core import call as calls
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.errors import axes_text
 from xmap_compat.core.mesh import Mesh, SerialLoop, check_mesh
-from xmap_compat.core.placement import DeviceAxis
+from xmap_compat.core.placement import MeshAxis
 from xmap_compat.core.specs import AxisName, argument_path
 from xmap_compat.xmapped import declaration_of
 
@@ -205,8 +205,8 @@ def _choices(declared, args, mesh):
     def place(*args):
         placed = calls.place_call(dataclasses.replace(declared, resources={}), args)
         named = collectives_in(placed.program.jaxpr)
-        taken = {n.mesh_axis for n in named if isinstance(n, DeviceAxis)}
-        sizes = {n: p.size for n, p in placed.placements.items() if not isinstance(n, DeviceAxis)}
+        taken = {n.mesh_axis for n in named if isinstance(n, MeshAxis)}
+        sizes = {n: p.size for n, p in placed.placements.items() if not isinstance(n, MeshAxis)}
         free = {m: n for m, n in mesh.shape.items() if m not in taken}
         found.extend((sizes, free, [n for n in sizes if n not in named]))
         return ()

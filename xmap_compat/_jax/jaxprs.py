@@ -16,9 +16,7 @@ from xmap_compat._jax.version import VERSION
 
 references = optional("references", discharged=lambda closed: None)
 
-Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal
-JaxprEqn = jex_core.JaxprEqn
 # Operations that JAX, or a user, defines as classes: since 0.11.2.
 HiPrim: Any = getattr(hijax, "HiPrim") if VERSION >= (0, 11, 2) else ()  # noqa: B009
 

@@ -14,6 +14,7 @@ from jax.extend.core import primitives
 from jax.interpreters import ad, batching
 
 from xmap_compat._jax.jaxprs import pbroadcast_p, reduce_scatter_p
+from xmap_compat._jax.primitives import bind
 
 
 class Restoration:
@@ -175,29 +176,21 @@ def _batch_scatter(x, d, *, scatter_dimension, tiled, **params):
     return out, d - (follows and not tiled)
 
 
-def restore_extremum_gradients(
-    restoration: Restoration,
-    rule: Callable[..., Any],
-    in_body: Callable[[], bool],
-) -> None:
+def restore_extremum_gradients(restoration: Restoration, rule: Callable[..., Any], in_body: Callable[[], bool]) -> None:
     """Give ``pmax`` and ``pmin`` a derivative inside named bodies; JAX has none.
 
-    ``rule(x, tangent, out, axes, axis_index_groups)`` gives the tangent of the extremum ``out``.
+    ``rule(x, tangent, out, axes=, axis_index_groups=)`` gives the tangent of the extremum ``out``.
     """
     for primitive in (primitives.pmax_p, primitives.pmin_p):
         restoration.entry(ad.primitive_jvps, primitive, _extremum_jvp(primitive, rule, in_body))
 
 
 def _extremum_jvp(primitive, rule, in_body):
-    def jvp(primals, tangents, *, axes, axis_index_groups):
+    def jvp(primals, tangents, **params):
         if not in_body():
             raise NotImplementedError(f"Differentiation rule for '{primitive}' not implemented")
         (x,), (t,) = primals, tangents
-        out = primitive.bind(x, axes=axes, axis_index_groups=axis_index_groups)
-        if isinstance(out, (list, tuple)):
-            (out,) = out
-        if type(t) is ad.Zero:
-            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-        return out, rule(x, t, out, axes, axis_index_groups)
+        (out,) = bind(primitive, [x], params)
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval()) if type(t) is ad.Zero else rule(x, t, out, **params)
 
     return jvp

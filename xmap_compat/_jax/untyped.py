@@ -9,7 +9,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from xmap_compat._jax.primitives import Primitive, bind
-from xmap_compat._jax.tracing import plain_context
+from xmap_compat._jax.tracing import plainly
 from xmap_compat._jax.types import varying_axes_of, varying_like
 
 
@@ -19,8 +19,8 @@ def jaxpr_of_equation(eqn: Any) -> Any:
 
 
 def _plain_jaxpr(fun, avals):
-    with plain_context():
-        return jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals))
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    return plainly(lambda: jax.make_jaxpr(fun)(*types))
 
 
 # A call of a jaxpr without varying types among values that have them.
@@ -35,9 +35,8 @@ def _untyped_call_types(*avals, jaxpr):
 
 
 def _lower_untyped_call(ctx, *args, jaxpr):
-    with plain_context():
-        lower = mlir.lower_fun(jex_core.jaxpr_as_fun(jaxpr), multiple_results=True)
-        return lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args)
+    lower = mlir.lower_fun(jex_core.jaxpr_as_fun(jaxpr), multiple_results=True)
+    return plainly(lambda: lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args))
 
 
 def _untyped_call(fun, *args):

@@ -23,8 +23,8 @@ from xmap_compat.core.values import COTANGENT, Dims, NamedValue, leading, transp
 _Casts = weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[Any, NamedValue]]]
 
 
-class Part(NamedTuple):
-    """One piece of a split axis: a mesh axis, or a local dimension, which may have one name."""
+class Factor(NamedTuple):
+    """A factor of the size of a split axis: a mesh axis, or a local dimension.  Two of these may have one name."""
 
     is_local: bool
     name: Any
@@ -41,9 +41,9 @@ class DeviceView:
         without a ``shard_map``.
       mesh_sizes: their sizes.
       nested: whether this is in the body of another xmap; ``mesh_axes`` are then named axes of that one.
-      foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
-        around the xmap.  Names do not show these.
-      mixed: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
+      in_users_shard_map: whether the xmap is called in the user's own ``shard_map``: values may vary over its mesh
+        axes, which names do not show.
+      gathers_vary: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
       untyped: whether types do not tell what varies, as results differ between devices that must not in a type.
       casts: the results of :func:`cast_to` for a value and some names, with the trace.  Several uses share a cast: in a
         gradient their cotangents are added on each device, and summed over devices once.
@@ -53,8 +53,8 @@ class DeviceView:
     mesh_axes: tuple[Any, ...] = ()
     mesh_sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
     nested: bool = False
-    foreign: bool = False
-    mixed: bool = False
+    in_users_shard_map: bool = False
+    gathers_vary: bool = False
     untyped: bool = False
     casts: _Casts = dataclasses.field(default_factory=weakref.WeakKeyDictionary, repr=False, compare=False)
 
@@ -105,20 +105,20 @@ class DeviceView:
         """The global number of elements along all the names together."""
         return math.prod(self.placement_of(n).size for n in names)
 
-    def parts(self, names: Iterable[AxisName]) -> list[Part]:
-        """The parts that axes are cut into, major first: the mesh axes of each axis, then its own local dimension."""
-        cut: list[Part] = []
+    def factors(self, names: Iterable[AxisName]) -> list[Factor]:
+        """The factors that axes are cut into, major first: the mesh axes of each axis, then its own local dimension."""
+        cut: list[Factor] = []
         for name in names:
-            cut.extend(Part(False, m, self.mesh_size(m)) for m in self.placement_of(name).mesh_axes)
+            cut.extend(Factor(False, m, self.mesh_size(m)) for m in self.placement_of(name).mesh_axes)
             if self.has_local_dim(name):
-                cut.append(Part(True, name, self.placements[name].local_size))
+                cut.append(Factor(True, name, self.placements[name].local_size))
         return cut
 
-    def parts_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Part], list[Part]]:
-        """The same parts as two lists: mesh axes in the order of the mesh, and local dimensions."""
+    def factors_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Factor], list[Factor]]:
+        """The same factors as two lists: mesh axes in the order of the mesh, and local dimensions."""
         names = list(names)
-        mesh = [Part(False, m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
-        return mesh, [Part(True, n, self.placements[n].local_size) for n in self.local_names(names)]
+        mesh = [Factor(False, m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
+        return mesh, [Factor(True, n, self.placements[n].local_size) for n in self.local_names(names)]
 
     def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
         """The canonical layout: local dimensions first, in the order of the xmap's axes."""
@@ -126,7 +126,7 @@ class DeviceView:
 
 
 def cast_data(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
-    """Mark data that is equal on all devices as differing over mesh axes of this xmap."""
+    """Cast data that is equal on all devices to vary over mesh axes of this xmap."""
     wanted = set(mesh_axes)
     axes = tuple(m for m in view.mesh_axes if m in wanted)
     if view.nested:
@@ -143,7 +143,7 @@ def _cast_typed(view, data, axes):
 
 
 def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
-    """Mark a value as varying over more names, without adding local dimensions yet."""
+    """Cast a value to vary over more names, without adding local dimensions yet."""
     names = view.own(names)
     if not view.mesh_axes:
         return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
@@ -161,7 +161,7 @@ def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> N
 
 def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
     """Cast operands of one primitive to the same mesh axes where names do not show them: primitives add no casts."""
-    if not (view.foreign or view.mixed):
+    if not (view.in_users_shard_map or view.gathers_vary):
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
     axes = tuple(sorted(together.difference(view.mesh_axes_of(n for v in values for n in v.names)), key=str))
@@ -169,7 +169,7 @@ def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[Named
 
 
 def cast_as(view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
-    """Cast values to vary over foreign mesh axes; ``axes`` gives those of each value."""
+    """Cast values to vary over mesh axes of the user's own ``shard_map``; ``axes`` gives those of each value."""
     return [
         NamedValue(_cast_typed(view, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
         for v, own in zip(values, axes)
@@ -218,16 +218,16 @@ def gather_over(view: DeviceView, value: NamedValue, names: AxisNames, to: str =
     """``lax.all_gather`` into a new first positional dimension: one gather for all mesh axes."""
     names = list(names)
     present = view.present(value, names)
-    mesh, local = view.parts_by_kind(present)
-    data = leading(value, [part.name for part in local])
+    mesh, local = view.factors_by_kind(present)
+    data = leading(value, [factor.name for factor in local])
     tail = data.shape[len(local) :]
-    data = _jax.reshaped(data, (math.prod(part.size for part in local), *tail))
+    data = _jax.reshaped(data, (math.prod(factor.size for factor in local), *tail))
     if mesh:
-        data = gather_devices(view, data, [part.name for part in mesh], to)
-    have, want = [*mesh, *local], view.parts(present)
+        data = gather_devices(view, data, [factor.name for factor in mesh], to)
+    have, want = [*mesh, *local], view.factors(present)
     if have != want:
         order = [*map(have.index, want), *range(len(have), len(have) + len(tail))]
-        data = lax.transpose(_jax.reshaped(data, (*(part.size for part in have), *tail)), order)
+        data = lax.transpose(_jax.reshaped(data, (*(factor.size for factor in have), *tail)), order)
     full = [view.placement_of(n).size for n in names]
     if len(present) < len(names):
         data = _jax.reshaped(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))

@@ -100,7 +100,7 @@ class Evaluator:
         from xmap_compat.core.uses import varying_gathers  # loaded where there is a mesh
 
         found = varying_gathers(self.view, self.checker, jaxpr, inputs, results)
-        view = dataclasses.replace(self.view, mixed=True) if found and not self.view.mixed else self.view
+        view = dataclasses.replace(self.view, gathers_vary=True) if found and not self.view.gathers_vary else self.view
         return dataclasses.replace(self, view=view, gathers=found)
 
     def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:

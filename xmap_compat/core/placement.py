@@ -13,6 +13,7 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
+from xmap_compat.core.errors import LEGACY, as_set, did_you_mean, quoted
 from xmap_compat.core.mesh import SerialLoop, loops_in_scope, mesh_of_jax
 from xmap_compat.core.specs import AxisName, check_name
 
@@ -62,9 +63,9 @@ class Placement:
     def without_loops(self) -> Placement:
         return dataclasses.replace(self, loops=(), loop_sizes=())
 
-    def on_device_axes(self) -> Placement:
+    def on_mesh_axes(self) -> Placement:
         """The same placement inside an enclosing xmap: mesh axes are named axes there."""
-        return dataclasses.replace(self, mesh_axes=tuple(DeviceAxis(axis, self.name) for axis in self.mesh_axes))
+        return dataclasses.replace(self, mesh_axes=tuple(MeshAxis(axis, self.name) for axis in self.mesh_axes))
 
     @property
     def resources(self) -> frozenset[Hashable]:
@@ -73,7 +74,7 @@ class Placement:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceAxis:
+class MeshAxis:
     """A mesh axis as a named axis of the outermost xmap: a nested xmap splits its own axes over it.
 
     Attributes:
@@ -88,7 +89,7 @@ class DeviceAxis:
         return f"{self.mesh_axis} (taken by a nested xmap)"
 
 
-class OwnElement(DeviceAxis):
+class OwnElement(MeshAxis):
     """A mesh axis along which each device may have its own value, which no spec says: see ``core/undeclared.py``."""
 
     def __str__(self) -> str:
@@ -98,7 +99,7 @@ class OwnElement(DeviceAxis):
 
 
 def is_of_devices(axis: Any) -> bool:
-    return isinstance(axis, DeviceAxis)
+    return isinstance(axis, MeshAxis)
 
 
 Resources = Mapping[AxisName, tuple[Any, ...]]
@@ -119,7 +120,7 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
         for resource in named:
             _check_resource(name, resource)
         if len(set(named)) != len(named):
-            raise errors.misplaced_resource(name, resources, is_repeated=True)
+            raise _misplaced_resource(name, resources, is_repeated=True)
         parsed[name] = entries
     return parsed
 
@@ -147,11 +148,23 @@ def known_axes(resources: Resources, names: Sequence[AxisName], undeclared: bool
     """The resources, of axes that the call has; unmodified programs are warned of others, which have no effect."""
     unknown = {name: entries for name, entries in resources.items() if name not in names}
     if unknown:
-        error = errors.unknown_axes(unknown, names)
+        error = _unknown_axes(unknown, names)
         if not undeclared:
             raise error
         _jax.warn_user(f"Ignored: {error}")
     return {name: entries for name, entries in resources.items() if name in names}
+
+
+def _unknown_axes(unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> ValueError:
+    """``unknown``: axes that the call does not have, and the resources that they are given."""
+    turned = {r: name for name, entries in unknown.items() for r in entries if r in known}
+    meant = f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unknown, known)
+    return ValueError(
+        f"axis_resources has entries for {quoted(unknown)}, which neither in_axes nor axis_sizes name: the axes of "
+        f"this xmap are {quoted(known) or 'none'}{meant or '. Name one of these, or leave the entry out'}"
+        f"{LEGACY}All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
+        f"missing: {as_set(unknown)}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +212,7 @@ def place_axes(
 def _place(name, size, entries, mesh_shape, loops, origin):
     mesh_axes = tuple(r for r in entries if not isinstance(r, SerialLoop) and r in mesh_shape)
     if entries[: len(mesh_axes)] != mesh_axes:
-        raise errors.misplaced_resource(name, entries, is_repeated=False)
+        raise _misplaced_resource(name, entries, is_repeated=False)
     loop_entries = entries[len(mesh_axes) :]
     placement = Placement(
         name,
@@ -215,6 +228,15 @@ def _place(name, size, entries, mesh_shape, loops, origin):
     return placement
 
 
+def _misplaced_resource(name: Hashable, resources: Any, is_repeated: bool) -> ValueError:
+    ours = f"axis_resources give `{name}` the resources {resources!r}, but"
+    if is_repeated:
+        legacy = "Resource assignment of a single axis must be a tuple of distinct resources"
+        return ValueError(f"{ours} one of these is repeated. Name each resource once{LEGACY}{legacy}")
+    legacy = "Loop resources should come after mesh axes in the resource assignment of an axis"
+    return ValueError(f"{ours} loops come last. Write the mesh axes first{LEGACY}{legacy}")
+
+
 class _Bodies(threading.local):
     def __init__(self):
         self.stack: list[Body] = []
@@ -227,13 +249,13 @@ class Body:
     Attributes:
       sizes: its axes.
       scope: the resources in scope at its call.
-      device_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
+      mesh_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
       inputs: the arguments of the function and their named axes, once it is called; none in the body of another.
     """
 
     sizes: Mapping[AxisName, int]
     scope: Scope
-    device_axes: Mapping[DeviceAxis, int] = dataclasses.field(default_factory=dict)
+    mesh_axes: Mapping[MeshAxis, int] = dataclasses.field(default_factory=dict)
     inputs: Sequence[tuple[Any, frozenset[AxisName]]] | None = None
 
 

@@ -78,7 +78,7 @@ def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]
     return [*pieces, list(values[start:])]
 
 
-class _Mark(enum.Enum):
+class _CotangentAxis(enum.Enum):
     """An axis of one element: in ``names`` of values that a custom backward rule computes from cotangents.
 
     Where such a value does not vary over an axis, it has been summed over it before the rule runs.
@@ -87,7 +87,7 @@ class _Mark(enum.Enum):
     COTANGENT = "cotangent"
 
 
-COTANGENT = _Mark.COTANGENT
+COTANGENT = _CotangentAxis.COTANGENT
 
 
 def transposed(value, dims):

@@ -81,8 +81,8 @@ class _Canvas:
             content = content[: int(room / size / 0.6) - 1] + "…"
         if anchor == "start":
             self.right, self.bottom = max(self.right, x + _text_width(content, size)), max(self.bottom, y)
-        marks = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
-        self.elements.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.3g}"{marks}>{escape(content)}</text>')
+        more = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
+        self.elements.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.3g}"{more}>{escape(content)}</text>')
 
     def lines(self, x, y, contents: Iterable[str], room: float, kind="faint") -> float:
         """Lines of text below each other; the bottom edge."""

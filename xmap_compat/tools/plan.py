@@ -1,7 +1,7 @@
 """``f.plan(*args)``: what an xmapped call decides and does, as a value that you can read, print and draw.
 
 Nothing is executed or compiled.  The call is staged out (traced) exactly as it would run, by an evaluator that
-marks the operations that come from each equation of the named program.
+puts the operations of each equation of the named program under a named scope.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import call as calls
 from xmap_compat.core.execute import execute
-from xmap_compat.core.nested import marks as nested_marks
+from xmap_compat.core.nested import named_scopes
 from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
@@ -26,12 +26,12 @@ from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.recipe import recipe_of
 from xmap_compat.tools.shown import Shown
-from xmap_compat.tools.staged import Position, bytes_of, position_of, tree_of
+from xmap_compat.tools.staged import Position, bytes_of, position_of, staged_program
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
     Collective,
-    MarkingEvaluator,
-    Marks,
+    EquationNumbers,
+    NumberingEvaluator,
     Transfer,
     collectives,
     sent_over,
@@ -156,12 +156,12 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
       made: the call with its placements, if it is being traced: no function of the user runs again.
       args: as for the call; arrays may be ``jax.ShapeDtypeStruct``.
     """
-    marks, placed = Marks(), made
+    numbers, placed = EquationNumbers(), made
 
     def call(*args):
         nonlocal placed
         placed = calls.place_call(declared, args) if made is None else made
-        with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks)), jitted=False):
+        with watching(Watcher(functools.partial(NumberingEvaluator, numbers=numbers)), jitted=False):
             return execute(placed, jax.tree.leaves(args))
 
     jaxpr = jax.make_jaxpr(call)(*args)
@@ -173,7 +173,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     nested = (
         Nested(call.function, call.axes, next(filter(None, map(position_of, reversed(around))), None))
         for eqn, around in _jax.walk(placed.program.jaxpr)
-        for call in nested_marks.marked(str(eqn.source_info.name_stack))
+        for call in named_scopes.calls_in(str(eqn.source_info.name_stack))
     )
     return CallPlan(
         declared.name,
@@ -182,7 +182,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         tuple(dict.fromkeys(nested)),
         arguments,
         results_of(placed),
-        collectives(tree_of(jaxpr), marks),
+        collectives(staged_program(jaxpr), numbers),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
         tuple(recipe_of(declared, placed)),
     )

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from xmap_compat import _jax, api
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
-from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources
+from xmap_compat.core.placement import MeshAxis, current_scope, parse_axis_resources
 from xmap_compat.errors import no_devices
 from xmap_compat.tools import errors, steps
 from xmap_compat.tools.shown import Shown, axes_name
@@ -112,7 +112,7 @@ def search(
 ) -> Candidates:
     """Every assignment of named axes to mesh axes, beside what each device holds and sends under it.
 
-    Those that only exchange equal mesh axes are one.  *Dominated* ones are marked and come last; the order of the
+    Those that only exchange equal mesh axes are one.  *Dominated* ones come last; the order of the
     others is no judgement.  An axis over several mesh axes takes them in the order of the mesh.
 
     Args:
@@ -259,7 +259,7 @@ class _Task:
 def _placed(staged: steps.StagedStep) -> list[tuple[Any, tuple[Any, ...]]]:
     """The named axes of all calls, each with the mesh axes that it is split over."""
     every = (item for placed in staged.placements for item in placed.items())
-    return [(n, placement.mesh_axes) for n, placement in every if not isinstance(n, DeviceAxis)]
+    return [(n, placement.mesh_axes) for n, placement in every if not isinstance(n, MeshAxis)]
 
 
 def _exchanged(resources: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> str:
@@ -271,9 +271,9 @@ def _exchanged(resources: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> str:
 
 
 def _ranked(found: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates in order, with a mark on the dominated ones."""
-    marked = [dataclasses.replace(c, dominated=any(_beats(o, c) for o in found if o.refused is None)) for c in found]
-    return sorted(marked, key=lambda c: (c.refused is not None, c.seconds or math.inf, c.dominated, c.facts))
+    """The candidates in order, and which of them are dominated."""
+    judged = [dataclasses.replace(c, dominated=any(_beats(o, c) for o in found if o.refused is None)) for c in found]
+    return sorted(judged, key=lambda c: (c.refused is not None, c.seconds or math.inf, c.dominated, c.facts))
 
 
 def _beats(a: Candidate, b: Candidate) -> bool:

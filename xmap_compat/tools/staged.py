@@ -77,7 +77,7 @@ class Operation:
     results: tuple[Value, ...]
     body: _StagedBody
     found: Any = None
-    branches: tuple[Tree, ...] = ()
+    branches: tuple[StagedProgram, ...] = ()
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class Operation:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tree:
+class StagedProgram:
     """A program: its operations in order, without those that nothing needs, because XLA drops them."""
 
     inputs: tuple[Value, ...]
@@ -125,18 +125,18 @@ class Tree:
 _INLINED = (_jax.Call, _jax.CustomJvp, _jax.CustomVjp, _jax.CustomVmap, _jax.Checkpoint)
 
 
-def tree_of(jaxpr: Any) -> Tree:
+def staged_program(jaxpr: Any) -> StagedProgram:
     """A staged program as a tree."""
-    return _tree(_jax.without_dead_code(jaxpr), _StagedBody())
+    return _program(_jax.without_dead_code(jaxpr), _StagedBody())
 
 
-def _tree(jaxpr: Any, body: _StagedBody) -> Tree:
+def _program(jaxpr: Any, body: _StagedBody) -> StagedProgram:
     opened, _ = _jax.open_jaxpr(jaxpr)
     env = {v: Value(v.aval) for v in opened.invars}
     inputs = tuple(env.values())
     operations = tuple(_operations(opened, env, body))
     results = tuple(_value(env, v) for v in opened.outvars)
-    return Tree(inputs, _needed(operations, results), results)
+    return StagedProgram(inputs, _needed(operations, results), results)
 
 
 def _needed(operations: Sequence[Operation], results: Sequence[Value]) -> tuple[Operation, ...]:
@@ -186,6 +186,6 @@ def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequenc
     yield from (Operation(None, (_value(env, v),), (value,), inside) for v, value in zip(opened.outvars, results))
 
 
-def _branches(eqn: Any, found: Any, inside: _StagedBody) -> Iterator[Tree]:
+def _branches(eqn: Any, found: Any, inside: _StagedBody) -> Iterator[StagedProgram]:
     bodies = [] if found is None else [body.jaxpr for body in bodies_of(found)]
-    return (_tree(body, inside) for body in bodies or _jax.subjaxprs(eqn.params))
+    return (_program(body, inside) for body in bodies or _jax.subjaxprs(eqn.params))

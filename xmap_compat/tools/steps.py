@@ -1,7 +1,7 @@
 """``xmap_compat.plan(step, *args)``: what the xmapped calls of a whole program hold and send between devices.
 
 The program is staged out (traced) as it would run, derivatives and loops included, with an evaluator in every xmapped
-call that marks the operations of each collective. Nothing is executed, and it is compiled only on request.
+call that puts the operations of each collective under a named scope. Nothing is executed, nor compiled unless asked.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
 from xmap_compat.core.watch import Watcher, observe, watching
-from xmap_compat.errors import no_devices
-from xmap_compat.tools import errors, hlo
+from xmap_compat.errors import described, no_devices
+from xmap_compat.tools import hlo
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
 from xmap_compat.tools.plan import Array, CallPlan, arguments_of, describe_made, results_of
 from xmap_compat.tools.shown import Shown
-from xmap_compat.tools.staged import tree_of
+from xmap_compat.tools.staged import staged_program
 from xmap_compat.tools.transfers import (
-    MarkingEvaluator,
-    Marks,
+    EquationNumbers,
+    NumberingEvaluator,
     Transfer,
     axes_within,
     bytes_sent,
@@ -172,12 +172,12 @@ class StagedStep:
     plans: tuple[CallPlan, ...]
     arrays: tuple[Array, ...]
     placements: tuple[Mapping[Any, Any], ...]
-    marks: Marks
+    numbers: EquationNumbers
     mesh: _jax.AnyMesh | None
 
     @functools.cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        return every_transfer(tree_of(self.jaxpr), self.marks)
+        return every_transfer(staged_program(self.jaxpr), self.numbers)
 
     def plan(self, name: str, compiled: Compiled | None) -> StepPlan:
         leaves = jax.tree_util.tree_leaves_with_path(self.args)
@@ -188,15 +188,15 @@ class StagedStep:
 
 
 def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> StagedStep:
-    """Trace a step, with an evaluator that marks collectives in every xmapped call.
+    """Trace a step, with an evaluator that numbers the equations of every xmapped call.
 
     Args:
       describe: whether to make the plan of every call, which traces the call once more.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(args):
         if not is_array(leaf):
-            raise errors.no_array_for_step(argument_path(path, "args"), leaf)
-    marks, plans, thread = Marks(), [], threading.get_ident()
+            raise _no_array_for_step(argument_path(path, "args"), leaf)
+    numbers, plans, thread = EquationNumbers(), [], threading.get_ident()
     outer: list[PlacedCall] = []
     nested: list[PlacedCall] = []
     arrays: dict[Any, tuple[Array, ...]] = {}
@@ -212,19 +212,26 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
             plans.append(describe_made(declared, placed, arguments))
 
     def around(placed):
-        return jax.named_scope(marks.of_call(placed.placements))
+        return jax.named_scope(numbers.scope_of_call(placed.placements))
 
     end = observe(notice)
     try:
-        with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks), around), jitted=True):
-            # A new function with the name of the step, because JAX's cache may have a trace of the step without marks.
+        with watching(Watcher(functools.partial(NumberingEvaluator, numbers=numbers), around), jitted=True):
+            # A new function with the name of the step, because JAX's cache may have a trace of the step without them.
             jaxpr = jax.make_jaxpr(functools.wraps(step)(lambda *args: step(*args)))(*args)
     finally:
         end()
     placements = tuple(placed.placements for placed in (*outer, *nested))
     meshes = [*(placed.scope.mesh for placed in outer if placed.uses_mesh), *_meshes(jaxpr)]
     every = tuple(a for own in arrays.values() for a in own)
-    return StagedStep(jaxpr, args, tuple(plans), every, placements, marks, meshes[0] if meshes else None)
+    return StagedStep(jaxpr, args, tuple(plans), every, placements, numbers, meshes[0] if meshes else None)
+
+
+def _no_array_for_step(path: str, value: Any) -> TypeError:
+    return TypeError(
+        f"{path} is {described(value)}, but the arguments of a step are arrays, their types, scalars, or pytrees of "
+        "them. Bind a static value with functools.partial"
+    )
 
 
 def _meshes(jaxpr: Any) -> Iterator[_jax.AnyMesh]:

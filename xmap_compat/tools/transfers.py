@@ -1,7 +1,7 @@
 """What the collectives of a call became, read from the staged program: the words and the transfers of a plan.
 
-Each equation of the named program that may leave collectives between devices is evaluated under a named scope, its
-mark.  A plan describes the operations found under a mark, so it cannot differ from the program that runs.
+Each equation of the named program that may leave collectives between devices gets a number, and is evaluated under a
+named scope with this number.  A plan describes the operations in that scope, so it cannot differ from what runs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.parameters import mentioned_names
-from xmap_compat.core.placement import DeviceAxis, Placement
+from xmap_compat.core.placement import MeshAxis, Placement
 from xmap_compat.core.specs import AxisName
-from xmap_compat.tools.staged import Operation, Position, Tree, Value, bytes_of, position_of
+from xmap_compat.tools.staged import Operation, Position, StagedProgram, Value, bytes_of, position_of
 from xmap_compat.tools.text import by_key, listed, plural, short_type
 
 
@@ -119,43 +119,43 @@ def _sum_of_known(counts: Iterable[int | None]) -> int | None:
 # ------------------------------------------------------------- what each equation leaves
 
 
-class Marks:
-    """The evaluated equations of the named program, each with a mark for its operations in the staged program."""
+class EquationNumbers:
+    """Numbers of the evaluated equations of the named program: named scopes tell which of them an operation is of."""
 
     def __init__(self):
-        self.found: dict[Any, _MarkedEquation] = {}
+        self.found: dict[Any, _NumberedEquation] = {}
         self.calls: list[Mapping[AxisName, Placement]] = []
         self._around: list[tuple[int, Position | None]] = []
 
-    def of_call(self, placements: Mapping[AxisName, Placement]) -> str:
-        """The mark of a call, for operations that come from none of its equations."""
+    def scope_of_call(self, placements: Mapping[AxisName, Placement]) -> str:
+        """The named scope of a call, for operations that come from none of its equations."""
         self.calls.append(placements)
-        return f"{_CALL_MARK}{len(self.calls) - 1}"
+        return f"{_CALL}{len(self.calls) - 1}"
 
     @contextlib.contextmanager
-    def at(self, eqn, placements) -> Iterator[str]:
-        """The mark of an equation; an equation in a function that is called twice has two."""
+    def scope_of(self, eqn, placements) -> Iterator[str]:
+        """The named scope of an equation; an equation in a function that is called twice has two."""
         where = position_of(eqn) or (self._around[-1][1] if self._around else None)
         self._around.append((id(eqn), where))
-        marked = _MarkedEquation(len(self.found), eqn, where, placements)
-        marked = self.found.setdefault(tuple(self._around), marked)
+        numbered = _NumberedEquation(len(self.found), eqn, where, placements)
+        number = self.found.setdefault(tuple(self._around), numbered).number
         try:
-            yield f"{_MARK}{marked.number}"
+            yield f"{_EQUATION}{number}"
         finally:
             self._around.pop()
 
 
-_MARK, _CALL_MARK = "xmap_compat_equation_", "xmap_compat_call_"
+_EQUATION, _CALL = "xmap_compat_equation_", "xmap_compat_call_"
 
 
-def _number(mark: str, stack: str) -> int | None:
-    """The number of the innermost mark of a kind among named scopes."""
-    numbers = re.findall(rf"{mark}(\d+)", stack)
+def _number(prefix: str, stack: str) -> int | None:
+    """The number in the innermost named scope that begins with a prefix."""
+    numbers = re.findall(rf"{prefix}(\d+)", stack)
     return int(numbers[-1]) if numbers else None
 
 
 @dataclasses.dataclass(frozen=True)
-class _MarkedEquation:
+class _NumberedEquation:
     """An equation of the named program that may have left collectives in the staged one."""
 
     number: int
@@ -170,84 +170,79 @@ class _MarkedEquation:
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkingEvaluator(Evaluator):
+class NumberingEvaluator(Evaluator):
     """Evaluates as usual, under a named scope for each equation that may leave collectives between devices."""
 
-    marks: Marks = dataclasses.field(default_factory=Marks)
+    numbers: EquationNumbers = dataclasses.field(default_factory=EquationNumbers)
 
     def call(self, jaxpr, operands, name):
-        return self.evaluate(jaxpr, operands)  # the equations of each call have marks of their own
+        return self.evaluate(jaxpr, operands)  # the equations of each call have numbers of their own
 
     def equation(self, eqn, operands):
         if eqn.primitive.name not in COLLECTIVES and _jax.read(eqn) is None:
             return super().equation(eqn, operands)
-        with self.marks.at(eqn, self.view.placements) as mark, jax.named_scope(mark):
+        with self.numbers.scope_of(eqn, self.view.placements) as name, jax.named_scope(name):
             return super().equation(eqn, operands)
 
 
-def collectives(tree: Tree, marks: Marks) -> tuple[Collective, ...]:
+def collectives(program: StagedProgram, numbers: EquationNumbers) -> tuple[Collective, ...]:
     """The collectives of a staged program, by equation.  An equation that only holds others is left out."""
     done: dict[int | None, list[Transfer | str]] = {}
-    for number, _, what in _told(tree, marks):
+    for number, _, what in _told(program, numbers):
         done.setdefault(number, []).append(what)
-    found = (_collective(marked, _merged(done.get(marked.number, []))) for marked in marks.found.values())
+    found = (_collective(equation, _merged(done.get(equation.number, []))) for equation in numbers.found.values())
     return tuple(c for c in found if c.transfers or c.primitive in _NAMES.values())
 
 
-def every_transfer(tree: Tree, marks: Marks) -> tuple[Transfer, ...]:
+def every_transfer(program: StagedProgram, numbers: EquationNumbers) -> tuple[Transfer, ...]:
     """All transfers of a staged program, in its order."""
-    told = _told(tree, marks)
-    moved = ((what, _number(_CALL_MARK, stack)) for _, stack, what in told if isinstance(what, Transfer))
+    told = _told(program, numbers)
+    moved = ((what, _number(_CALL, stack)) for _, stack, what in told if isinstance(what, Transfer))
     return tuple(
-        t if t.axes or call is None else dataclasses.replace(t, axes=_split_over(marks.calls[call], t.mesh_axes))
+        t if t.axes or call is None else dataclasses.replace(t, axes=_split_over(numbers.calls[call], t.mesh_axes))
         for t, call in moved
     )
 
 
-def _told(tree: Tree, marks: Marks) -> Iterator[tuple[int | None, str, Transfer | str]]:
-    """Each transfer or local step of a staged program, after the number of its mark and its named scopes."""
-    known = tuple(marks.found.values())
-    for operation, what in _done(tree):
-        number = _number(_MARK, operation.stack)
+def _told(program: StagedProgram, numbers: EquationNumbers) -> Iterator[tuple[int | None, str, Transfer | str]]:
+    """Each transfer or local step of a staged program, after the number of its equation and its named scopes."""
+    known = tuple(numbers.found.values())
+    for operation, what in _done(program):
+        number = _number(_EQUATION, operation.stack)
         if isinstance(what, Transfer) and number is not None:
             what = _explained(what, known[number])
         yield number, operation.stack, what
 
 
-def _explained(transfer: Transfer, marked: _MarkedEquation) -> Transfer:
+def _explained(transfer: Transfer, equation: _NumberedEquation) -> Transfer:
     """A transfer with the named axes and the line of the equation that left it."""
-    split = _split_over(marked.placements, transfer.mesh_axes)
-    axes = [n for n in marked.axes if n in split or isinstance(n, DeviceAxis)]
-    own = tuple(n.taken_by if isinstance(n, DeviceAxis) else n for n in axes)
-    return dataclasses.replace(transfer, axes=own or split, where=marked.where or transfer.where)
+    split = _split_over(equation.placements, transfer.mesh_axes)
+    axes = [n for n in equation.axes if n in split or isinstance(n, MeshAxis)]
+    own = tuple(n.taken_by if isinstance(n, MeshAxis) else n for n in axes)
+    return dataclasses.replace(transfer, axes=own or split, where=equation.where or transfer.where)
 
 
 def _split_over(placements: Mapping[AxisName, Placement], mesh_axes: Sequence[Any]) -> tuple[AxisName, ...]:
     """The named axes that are split over some of these mesh axes."""
-    own = {n: p.mesh_axes for n, p in placements.items() if not isinstance(n, DeviceAxis)}
+    own = {n: p.mesh_axes for n, p in placements.items() if not isinstance(n, MeshAxis)}
     # The mesh axes of a nested xmap are named axes of the outer one.
-    over = {n: {a.mesh_axis if isinstance(a, DeviceAxis) else a for a in axes} for n, axes in own.items()}
+    over = {n: {a.mesh_axis if isinstance(a, MeshAxis) else a for a in axes} for n, axes in own.items()}
     return tuple(n for n, axes in over.items() if not axes.isdisjoint(mesh_axes))
 
 
 _NAMES = {name: {"reduce_scatter": "psum_scatter"}.get(name, name) for name in COLLECTIVES}
 
 
-def _collective(marked: _MarkedEquation, done: Sequence[Transfer | str]) -> Collective:
-    primitive = marked.eqn.primitive.name
+def _collective(equation: _NumberedEquation, done: Sequence[Transfer | str]) -> Collective:
+    primitive = equation.eqn.primitive.name
     transfers = tuple(t for t in done if isinstance(t, Transfer))
     if primitive not in COLLECTIVES:  # it holds others, which have rows of their own
-        agreement = ["agreement of the devices to go on"] if isinstance(_jax.read(marked.eqn), _jax.While) else []
+        agreement = ["agreement of the devices to go on"] if isinstance(_jax.read(equation.eqn), _jax.While) else []
         done = [*agreement, *transfers]
     words = list(dict.fromkeys(what if isinstance(what, str) else _phrase(what, transfers) for what in done))
     told = [word for word in words if word != RESHAPED] or words
-    return Collective(
-        _NAMES.get(primitive, primitive),
-        marked.axes,
-        marked.where,
-        ", ".join(told) or "nothing to do",
-        transfers,
-    )
+    became = ", ".join(told) or "nothing to do"
+    return Collective(_NAMES.get(primitive, primitive), equation.axes, equation.where, became, transfers)
 
 
 def _phrase(transfer: Transfer, every: Sequence[Transfer]) -> str:
@@ -291,22 +286,24 @@ _LOCAL = {
 }
 
 
-def _done(tree: Tree, times: int | None = 1, conditional: bool = False) -> Iterator[tuple[Operation, Transfer | str]]:
-    """Every transfer of a program, and what its marked operations do on one device."""
-    indices: set[tuple[Value, int | None]] = set()  # computed, under a mark, from the position of the device alone
+def _done(
+    program: StagedProgram, times: int | None = 1, conditional: bool = False
+) -> Iterator[tuple[Operation, Transfer | str]]:
+    """Every transfer of a program, and what the operations of numbered equations do on one device."""
+    indices: set[tuple[Value, int | None]] = set()  # computed, for one equation, from the position of the device alone
     tangents: set[Any] = set()
-    for operation in tree.operations:
+    for operation in program.operations:
         if operation.eqn is None:
             continue
-        mark = _number(_MARK, operation.stack)
+        number = _number(_EQUATION, operation.stack)
         read = [v for v in operation.operands if not v.literal]
-        is_index = operation.name in _INDICES or all((v, mark) in indices for v in read)
-        indices.update((v, mark) for v in operation.results if is_index)
+        is_index = operation.name in _INDICES or all((v, number) in indices for v in read)
+        indices.update((v, number) for v in operation.results if is_index)
         if operation.name in KINDS:
-            what: Transfer | str | None = _transfer(operation, mark, times, conditional, tangents)
-            what = REPEATED if what is not None and operation in tree.repeated else what
+            what: Transfer | str | None = _transfer(operation, number, times, conditional, tangents)
+            what = REPEATED if what is not None and operation in program.repeated else what
         else:
-            what = _local(operation, is_index) if mark is not None else None
+            what = _local(operation, is_index) if number is not None else None
         if what is not None:
             yield operation, what
         iterations = None if times is None or operation.iterations is None else times * operation.iterations
@@ -326,7 +323,7 @@ def _local(operation: Operation, is_index: bool) -> str | None:
 
 
 def _transfer(
-    operation: Operation, mark: int | None, times: int | None, conditional: bool, tangents: set[Any]
+    operation: Operation, number: int | None, times: int | None, conditional: bool, tangents: set[Any]
 ) -> Transfer | None:
     """A collective as a transfer; None if it crosses no devices."""
     kind, (axes, devices) = KINDS[operation.name], _crossing(operation)
@@ -338,7 +335,7 @@ def _transfer(
     elements = avals[0].shape[0] if kind == "ppermute" and avals[0].shape else None
     sent = bytes_sent(kind, size, devices)
     # Forward mode stages the same operation twice, for the value and then for its tangent.
-    key = operation.body, mark, operation.name, str(operation.eqn.params), operand
+    key = operation.body, number, operation.name, str(operation.eqn.params), operand
     derivative = "transpose(" in operation.stack or ("jvp(" in operation.stack and key in tangents)
     tangents.add(key)
     where = position_of(operation.eqn)

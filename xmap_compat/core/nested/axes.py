@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from xmap_compat import _jax
-from xmap_compat.core.placement import DeviceAxis, Placement, Scope, enclosing_bodies
+from xmap_compat.core.placement import MeshAxis, Placement, Scope, enclosing_bodies
 from xmap_compat.core.specs import AxisName
 
 
-def offered(scope: Scope) -> Mapping[DeviceAxis, int]:
+def offered(scope: Scope) -> Mapping[MeshAxis, int]:
     """The mesh axes that nested xmaps may use: the outermost body offers those of the mesh, others pass them on."""
     if enclosing := enclosing_bodies():
-        return enclosing[-1].device_axes
+        return enclosing[-1].mesh_axes
     if scope.mesh is None or _jax.in_manual_region():
         return {}
-    return {DeviceAxis(name): size for name, size in scope.mesh.shape.items()}
+    return {MeshAxis(name): size for name, size in scope.mesh.shape.items()}
 
 
 def mesh_is_offered() -> bool:
     """Whether a call may split its axes: at top level, but for the user's own ``shard_map``, or where a body offers."""
     enclosing = enclosing_bodies()
-    return bool(enclosing[-1].device_axes) if enclosing else not _jax.in_manual_region()
+    return bool(enclosing[-1].mesh_axes) if enclosing else not _jax.in_manual_region()
 
 
-def as_placements(axes: Mapping[DeviceAxis, int], *, nested: bool = False) -> dict[AxisName, Placement]:
+def as_placements(axes: Mapping[MeshAxis, int], *, nested: bool = False) -> dict[AxisName, Placement]:
     """Mesh axes as named axes, each on itself; a nested xmap sees them as axes that are bound around it."""
     return {axis: Placement(axis, size, (axis if nested else axis.mesh_axis,), (size,)) for axis, size in axes.items()}
 
 
 def own_of(placements: Iterable[Placement]) -> tuple[Placement, ...]:
     """The placements of the user's axes."""
-    return tuple(p for p in placements if not isinstance(p.name, DeviceAxis))
+    return tuple(p for p in placements if not isinstance(p.name, MeshAxis))

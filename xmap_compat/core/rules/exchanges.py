@@ -16,7 +16,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, Part, cast_to, laid_out_over, times_elements
+from xmap_compat.core.device import DeviceView, Factor, cast_to, laid_out_over, times_elements
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.specs import AxisNames
@@ -47,26 +47,26 @@ def _scattered(view, summed, names, position):
     """Sum the devices' own sums over devices, cut along a positional dimension."""
     data, mesh, local = _split(view, summed, position, names)
     if mesh:
-        axes = tuple(part.name for part in mesh)
+        axes = tuple(factor.name for factor in mesh)
         data = lax.psum_scatter(_merge_leading(data, len(mesh) + len(local)), axes, tiled=True)
-        data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
-    return NamedValue(data, (*(part.name for part in local), *summed.dims), summed.names)
+        data = _jax.reshaped(data, (*(factor.size for factor in local), *data.shape[1:]))
+    return NamedValue(data, (*(factor.name for factor in local), *summed.dims), summed.names)
 
 
 def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames):
-    """Cut a positional dimension into the parts of the named axes and move those to the front.
+    """Cut a positional dimension into the factors of the named axes and move those to the front.
 
     Returns:
-      Data with leading dimensions for the mesh parts (in the order of the mesh) and the local parts, then the
-      value's own dimensions, the cut one with what is left of it; and the two lists of parts.
+      Data with leading dimensions for the mesh factors (in the order of the mesh) and the local factors, then the
+      value's own dimensions, the cut one with what is left of it; and the two lists of factors.
     """
     at = value.positional_dims()[position]
-    parts = view.parts(names)
+    factors = view.factors(names)
     left = value.data.shape[at] // view.total_size(names)
-    sizes = [part.size for part in parts]
+    sizes = [factor.size for factor in factors]
     data = _jax.reshaped(value.data, (*value.data.shape[:at], *sizes, left, *value.data.shape[at + 1 :]))
-    mesh, local = view.parts_by_kind(names)
-    front = [at + parts.index(part) for part in (*mesh, *local)]
+    mesh, local = view.factors_by_kind(names)
+    front = [at + factors.index(factor) for factor in (*mesh, *local)]
     rest = [k for k in range(data.ndim) if k not in front]
     return lax.transpose(data, (*front, *rest)), mesh, local
 
@@ -95,9 +95,9 @@ def _own_chunk(view, value, names, position):
     value = cast_to(view, value, names)
     data, mesh, local = _split(view, value, position, names)
     if mesh:
-        index = device_index(view, [part.name for part in mesh])
+        index = device_index(view, [factor.name for factor in mesh])
         data = lax.dynamic_index_in_dim(_merge_leading(data, len(mesh)), index, 0, keepdims=False)
-    return NamedValue(data, (*(part.name for part in local), *value.dims), value.names)
+    return NamedValue(data, (*(factor.name for factor in local), *value.dims), value.names)
 
 
 def take_own(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValue:
@@ -113,20 +113,20 @@ def _exchange(view, value, names, split):
     value = laid_out_over(view, value, value.names | view.own(names))
     data, mesh, local = _split(view, value, split, names)
     if mesh:
-        axes = tuple(part.name for part in mesh)
+        axes = tuple(factor.name for factor in mesh)
         shape = data.shape
         exchange = lambda x: lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)  # noqa: E731
         data = exchange(_merge_leading(data, len(mesh)))
         data = _jax.reshaped(data, shape)
     # Leading: source devices, new local owners; then the old dimensions, among them the local sources.
     lead = len(mesh) + len(local)
-    at: dict[Part, int] = {part: k for k, part in enumerate(mesh)}
-    at.update((part, lead + value.dims.index(part.name)) for part in local)
-    source = [at[part] for part in view.parts(names)]
+    at: dict[Factor, int] = {factor: k for k, factor in enumerate(mesh)}
+    at.update((factor, lead + value.dims.index(factor.name)) for factor in local)
+    source = [at[factor] for factor in view.factors(names)]
     owner = range(len(mesh), lead)
     rest = [k for k in range(lead, data.ndim) if k not in source]
     data = _merge_leading(lax.transpose(data, (*source, *owner, *rest)), len(source))
-    dims = (None, *(part.name for part in local), *(value.dims[k - lead] for k in rest))
+    dims = (None, *(factor.name for factor in local), *(value.dims[k - lead] for k in rest))
     return NamedValue(data, dims, value.names)
 
 
@@ -136,13 +136,13 @@ def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue
     if not view.present(value, names):
         return _keep_received(view, value, names, perm)
     value = laid_out_over(view, value, value.names | view.own(names))
-    mesh, local = view.parts_by_kind(names)
-    local_names = [part.name for part in local]
+    mesh, local = view.factors_by_kind(names)
+    local_names = [factor.name for factor in local]
     data = _merge_leading(leading(value, local_names), len(local))
-    device, slot = (_linear_index(view.parts(names), kind) for kind in (mesh, local))
+    device, slot = (_linear_index(view.factors(names), kind) for kind in (mesh, local))
     moves = [(device[s], slot[s], device[d], slot[d]) for s, d in perm]
-    data = _permute_slots(view, data, moves, tuple(part.name for part in mesh))
-    data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
+    data = _permute_slots(view, data, moves, tuple(factor.name for factor in mesh))
+    data = _jax.reshaped(data, (*(factor.size for factor in local), *data.shape[1:]))
     return NamedValue(data, (*local_names, *without(value.dims, local_names)), value.names)
 
 
@@ -156,13 +156,13 @@ def _keep_received(view, value, names, perm):
     return apply_positional(view, mask, value, index_of(view, names))
 
 
-def _linear_index(parts: Sequence[Part], wanted: Sequence[Part]) -> list[int]:
-    """For each index over all parts (major first) its row-major index over the wanted ones."""
-    total = math.prod(part.size for part in parts)
-    grid = np.indices([part.size for part in parts]).reshape(len(parts), total)
+def _linear_index(factors: Sequence[Factor], wanted: Sequence[Factor]) -> list[int]:
+    """For each index over all factors (major first) its row-major index over the wanted ones."""
+    total = math.prod(factor.size for factor in factors)
+    grid = np.indices([factor.size for factor in factors]).reshape(len(factors), total)
     index = np.zeros(total, int)
-    for part in wanted:
-        index = index * part.size + grid[parts.index(part)]
+    for factor in wanted:
+        index = index * factor.size + grid[factors.index(factor)]
     return index.tolist()
 
 

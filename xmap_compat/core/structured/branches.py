@@ -1,6 +1,6 @@
-"""``lax.cond`` and ``lax.switch``.  Where elements of named axes take different branches, branches become selections.
+"""``lax.cond`` and ``lax.switch``: a selection among the results of all branches where elements take different ones.
 
-Where devices do, and their branches hold collectives, devices stay together.
+On different devices they may take different branches, but not with collectives in these, which all devices must reach.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
 
 
 def cond(
-    ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: Any, taken: NamedValue | None = None
+    ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: Any, mask: NamedValue | None = None
 ) -> list[NamedValue]:
     """A ``lax.switch`` over the evaluated branches, or a selection among the results of all of them.
 
     Args:
       operands: the index of the branch, then the operands of every branch.
-      taken: in a branch around it, which elements take that one; None where all do.
+      mask: which elements take the branch around it; None if all do.
 
     Returns:
       Results that vary over the names of the index and of any branch's results.  It is a selection where
@@ -53,7 +53,7 @@ def cond(
     names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
     ev = dataclasses.replace(ev, apart=ev.apart | index.names)
     if ev.view.local_names(index.names) or (index.names and communicates(ev, *branches)):
-        return _select_result(ev, branches, index, operands, taken)
+        return _select_result(ev, branches, index, operands, mask)
 
     def branch(jaxpr):
         return lambda *values: ev.laid_out(ev.evaluate(jaxpr, values), names)
@@ -66,8 +66,8 @@ def cond(
 
 
 def _alike(ev, branches, operands):
-    """Branches whose results vary over the same foreign mesh axes."""
-    if not ev.view.foreign:
+    """Branches whose results vary over the same mesh axes of the user's own ``shard_map``."""
+    if not ev.view.in_users_shard_map:
         return branches
     types = [jax.make_jaxpr(branch)(*operands).out_avals for branch in branches]
     axes = [frozenset().union(*(_jax.varying_axes_of(aval) for aval in avals)) for avals in zip(*types)]
@@ -85,19 +85,19 @@ def _by_platform(platforms, branches, operands):
     return lax.platform_dependent(*operands, default=default, **named)
 
 
-def _select_result(ev, branches, index, operands, taken):
-    own = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
-    if taken is not None:
-        own = [bind_named(ev.view, lax.and_p, [taken, some], {})[0] for some in own]
-    results = [_Branch(ev, some).evaluate(b, operands) for b, some in zip(branches, own)]
+def _select_result(ev, branches, index, operands, mask):
+    masks = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
+    if mask is not None:
+        masks = [bind_named(ev.view, lax.and_p, [mask, own], {})[0] for own in masks]
+    results = [_Branch(ev, own).evaluate(b, operands) for b, own in zip(branches, masks)]
     return [select(ev, index, cases) for cases in zip(*results)]
 
 
 class _Place(enum.Enum):
-    """Where an equation of a branch runs.
+    """Where an equation of a branch has its gradient cut, for elements that do not take the branch.
 
-    Its own values have their gradient cut.  Those that flow into a collective are shared with elements that take the
-    branch; an equation that holds such a collective in its bodies cuts inside of these.
+    ``OWN``: at its operands.  ``SHARED``: its results flow into a collective, and so to other elements; at the inputs
+    of the branch, where none of these takes it.  ``INSIDE``: in its bodies, which hold such a collective.
     """
 
     OWN = enum.auto()
@@ -114,11 +114,11 @@ class _Branch:
     take different branches: from there they reach elements that take the branch.
 
     Attributes:
-      taken: which elements take it.
+      mask: which elements take the branch.
     """
 
     ev: Evaluator
-    taken: NamedValue
+    mask: NamedValue
 
     def evaluate(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         body, consts = _jax.open_jaxpr(jaxpr)
@@ -128,7 +128,7 @@ class _Branch:
 
     def _run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
         """The values of all variables, from those of the inputs."""
-        apart = lambda name: name not in self.taken.names and self.ev.view.is_own(name)  # noqa: E731
+        apart = lambda name: name not in self.mask.names and self.ev.view.is_own(name)  # noqa: E731
         met = [frozenset(n for n in collectives_within(self.ev, eqn) if not apart(n)) for eqn in eqns]
         flowing = _flowing_into(eqns, met)
         places = list(map(_place_of, eqns, met, flowing))
@@ -149,27 +149,27 @@ class _Branch:
         return checkpointed(call, self.evaluate)(*operands)
 
     def _cond(self, _: Evaluator, held: _jax.Cond, operands, eqn):
-        return cond(self.ev, held, operands, eqn, self.taken)
+        return cond(self.ev, held, operands, eqn, self.mask)
 
     def _cut(self, over: Names, value: NamedValue) -> NamedValue:
         """Cut the gradient of an element if neither it nor any element along the axes ``over`` takes the branch.
 
-        It stays a linear function of the value, since JAX transposes the operators of solvers.
+        The result is a linear function of the value, since JAX transposes the operators of solvers.
         """
-        ev, taken = self.ev, self.taken
-        # It must not vary over more of those axes: a rule that sums over them relies on the names of its operands.
-        names = taken.names - over
+        ev, mask = self.ev, self.mask
+        # It must not vary over more of these axes: a rule that sums over them relies on the names of its operands.
+        names = mask.names - over
         value = laid_out_over(ev.view, value, value.names | names)
-        taken = dataclasses.replace(taken, data=taken.data.astype(np.int32)) if over else taken
+        mask = dataclasses.replace(mask, data=mask.data.astype(np.int32)) if over else mask
         axes = ev.view.mesh_axes_of(over) if ev.view.typed else ()
         if axes:
-            taken = NamedValue(taken.data.max(taken.dims_of(over)), without(taken.dims, over), taken.names)
+            mask = NamedValue(mask.data.max(mask.dims_of(over)), without(mask.dims, over), mask.names)
         elif over:
-            taken = max_over(ev.view, taken, sorted(over, key=str))
-        value, taken = cast_alike(ev.view, [value, taken])
+            mask = max_over(ev.view, mask, sorted(over, key=str))
+        value, mask = cast_alike(ev.view, [value, mask])
         dims = [n for n in value.dims if n is not None]
-        taken = transposed(taken, tuple(n for n in dims if n in taken.dims))
-        local = lax.expand_dims(taken.data, [k for k, n in enumerate(dims) if n not in taken.dims])
+        mask = transposed(mask, tuple(n for n in dims if n in mask.dims))
+        local = lax.expand_dims(mask.data, [k for k, n in enumerate(dims) if n not in mask.dims])
         return dataclasses.replace(value, data=_cut_p.bind(value.data, local, mesh_axes=axes))
 
 
@@ -201,8 +201,8 @@ class _Cut(dict):
         return self.setdefault(variable, self._cut(value) if is_smooth(jax.typeof(value.data)) else value)
 
 
-def _cut_tangent(t, taken, *, mesh_axes):
-    reached = lax.pmax(taken, mesh_axes) if mesh_axes else taken
+def _cut_tangent(t, mask, *, mesh_axes):
+    reached = lax.pmax(mask, mesh_axes) if mesh_axes else mask
     if missing := tuple(sorted(_jax.varying_axes(t) - _jax.varying_axes(reached))):
         reached = lax.pcast(reached, missing, to="varying")
     reached = lax.broadcast_in_dim(reached.astype(np.bool_), t.shape, range(reached.ndim))

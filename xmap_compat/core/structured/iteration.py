@@ -1,7 +1,7 @@
 """``lax.scan`` and ``lax.while_loop``, rebuilt around the evaluation of their bodies.
 
-Where elements of named axes stop at different iterations, a loop runs until none goes on.  Where devices do, and the
-loop holds collectives, devices stay together.
+Where elements on a device stop at different iterations, the loop runs until none goes on.  Devices stop by themselves,
+or all together if the loop holds collectives.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def scan(ev: Evaluator, scan: _jax.Scan, operands: Sequence[NamedValue], eqn: An
 
 
 def _settled(ev: Evaluator, step: Callable[..., list[NamedValue]], carry: list[NamedValue]) -> list[NamedValue]:
-    """The carry, cast to the foreign mesh axes of any iteration: its type must be the same in each.
+    """The carry, cast to the mesh axes of the user's own ``shard_map`` that it varies over after any iteration.
 
-    (The type check of the program finds the xmap's own axes.)
+    Its type must be the same in each iteration.  (The type check of the program finds the xmap's own axes.)
     """
-    while ev.view.foreign:
+    while ev.view.in_users_shard_map:
         before = [_jax.varying_axes(v.data) for v in carry]
         types = jax.make_jaxpr(step)(carry).out_avals
         after = [axes | _jax.varying_axes_of(aval) for axes, aval in zip(before, types, strict=True)]

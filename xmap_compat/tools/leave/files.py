@@ -94,7 +94,7 @@ def edited_files(
 
     Args:
       contents: of the files of the program, by path.
-      changes: in these files; names that begin with a mark are given those of the file.
+      changes: in these files; names that begin with ``text.OURS`` are given those of the file.
       helpers: the name of the helper module.
       entered: where meshes were entered by ``with``, which becomes ``jax.set_mesh``.
       keeps_meshes: whether meshes are entered as before.

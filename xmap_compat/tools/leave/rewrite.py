@@ -23,7 +23,7 @@ from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import collectives, messages
 from xmap_compat.tools.leave.construction import Spot
 from xmap_compat.tools.leave.rewriting import Rewriting
-from xmap_compat.tools.leave.text import OURS, NotWritable, axes, literal, mark
+from xmap_compat.tools.leave.text import OURS, NotWritable, axes, literal, placeholder
 from xmap_compat.tools.leave.user_code import Piece, is_ours, is_xmap
 from xmap_compat.tools.source.bindings import assigned_once
 from xmap_compat.tools.source.layout import Edit
@@ -86,7 +86,7 @@ class Rewriter:
                     raise reason.at(f"{os.path.basename(self.piece.file)}:{node.lineno}") from reason.__cause__
                 if len(self._edits) > before:  # around the function
                     first, last = self.piece.bounds(node.func)
-                    opening, closing = mark(self.module.place(self.piece, node))
+                    opening, closing = placeholder(self.module.place(self.piece, node))
                     self._edits[before:before] = [Edit(first, first, opening), Edit(last, last, closing)]
             pending.extend(ast.iter_child_nodes(node))
 

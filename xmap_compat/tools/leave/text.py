@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 OURS = "_xmap_compat_"  # begins a name in a new text that is not the user's: of a helper, or of a module
-# Marks around what may be counted: the user's text has none (`plain`), the second run has calls (`counted`).
+# Placeholders around what may be counted: the user's text has none (`plain`), the second run has calls (`counted`).
 _COUNT, _END = "\ue000", "\ue001"
 
 
@@ -52,7 +52,7 @@ def fresh(wanted: str, taken: Collection[str]) -> str:
 # ------------------------------------------------------------------------- places that are counted
 
 
-def mark(k: int) -> tuple[str, str]:
+def placeholder(k: int) -> tuple[str, str]:
     """What is put around the function of an edited call, which is counted as number ``k``."""
     return f"{_COUNT}{k}{_COUNT}", _END
 

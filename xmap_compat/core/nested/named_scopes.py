@@ -36,14 +36,14 @@ _calls: dict[str, NestedCall] = {}
 
 
 @contextlib.contextmanager
-def mark(call: NestedCall) -> Iterator[None]:
-    """Mark what is traced in this context."""
+def named_scope(call: NestedCall) -> Iterator[None]:
+    """The named scope around what a nested call traces."""
     digest = hashlib.blake2s(repr(call).encode(), digest_size=8).hexdigest()
     _calls[digest] = call
     with jax.named_scope(f"nested_xmap_{digest}"):
         yield
 
 
-def marked(name_stack: str) -> list[NestedCall]:
+def calls_in(name_stack: str) -> list[NestedCall]:
     """The nested calls, outermost first, that an equation with these named scopes comes from."""
     return [_calls[digest] for digest in re.findall(r"nested_xmap_([0-9a-f]{16})", name_stack) if digest in _calls]
