@@ -79,7 +79,9 @@ found_by(
         "for call in self.traced:": "for call in ():",
         "c.differentiated = True": "pass",
         "c.arguments, c.traced) == here": "c.arguments) == here[:3]",
-        "self._taken.append(lax.stop_gradient(taken(*args)))": "self._taken.append(jnp.array(True))",
+        "self._taken.append(jax.lax.stop_gradient(jax.numpy.asarray(taken(*args))))": (
+            "self._taken.append(jax.numpy.array(True))"
+        ),
         "with self._branch(next(self._numbers)):\n                self._taken": "if True:\n                self._taken",
         'problems.setdefault(seen["comparing"],': "problems.setdefault(-1,",
     },
@@ -89,7 +91,7 @@ found_by(
     "test_leave_edits",
     edits={
         "for i in dis.get_instructions(code) if i.opname in LOOKUPS}": "for i in dis.get_instructions(code)}",
-        "next(filter(is_bound, AXES.get(name, ())), (name,))": "(AXES.get(name) or [(name,)])[0]",
+        "next(filter(is_bound, AXES.get(name, ())), unbound[name])": "(AXES.get(name) or [(name,)])[0]",
         "pending = [c for c in cs if c.refused]": "pending = []",
     },
 )
@@ -264,8 +266,8 @@ found_by(
     "test_gradients::test_a_backward_rule_with_a_sum_and_an_own_term_where_nothing_varies",
     edits={
         "each = _summed_in_part(jaxpr, is_cotangent) - own_names": "each = NONE",
-        "found = {way | over for way in before}": "found = before",
-        "            found |= before\n": "            pass\n",
+        "after = {path | over for path in before}": "found = before",
+        "            after |= before\n": "            pass\n",
     },
 )
 found_by(
@@ -431,8 +433,8 @@ found_by(
             "return jax.ShapeDtypeStruct(shape, aval.dtype)"
         ),
         "if extra:\n        cotangent = sum_over(": "if False:\n        cotangent = sum_over(",
-        "return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])": (
-            "return restore(apply(*given))"
+        "return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, cts)), tuple(cts))[1])": (
+            "return restore(apply(*cts))"
         ),
         "collectives_of(eqn).union(*map(read, eqn.invars))": "collectives_of(eqn)",
         "lax.convert_element_type(cotangent.data, dtype)": "cotangent.data",
@@ -444,7 +446,7 @@ found_by(
     "test_transformations::test_custom_rules",
     "test_random_bodies::test_linear_algebra",
     edits={
-        "found = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]": "found = []",
+        "results = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]": "results = []",
         "return [*out_tree.flatten_up_to(outs), *found]": "return [*out_tree.flatten_up_to(outs), *tangents[:1]]",
         "if not tangent.names <= primal.names:": "if False:",
         "return [next(differentiable) if smooth else value for value, smooth in zip(constant, inexact)]": (
@@ -465,7 +467,7 @@ found_by(
         ),
         '"reverse": scan.reverse': '"reverse": False',
         "data = jnp.moveaxis(value.data, at, 0) if at else value.data": "data = value.data",
-        "results = [_union([decides, *names]) for names": "results = [_union(names) for names",
+        "results = [_union([predicate, *names]) for names": "results = [_union(names) for names",
         "operands = [cast_to(ev.view, v, index.names) for v in operands]\n": "\n",
     },
 )
@@ -506,7 +508,7 @@ found_by(
     "test_branches",
     edits={
         "if order <= _ORDERS and isinstance(_jax.read(eqn), (": "if False and isinstance(_jax.read(eqn), (",
-        "found.append(frozenset(ev.view.placements))": "pass",
+        "names.append(frozenset(ev.view.placements))": "pass",
         "apart = lambda name: name not in self.mask.names and self.ev.view.is_own(name)": "apart = lambda name: False",
         "run([eqn], own if place is _Place.OWN else shared)": "run([eqn], own)",
         "whole = any(flowing) or any(alone)": "whole = any(alone)",

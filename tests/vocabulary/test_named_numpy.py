@@ -47,8 +47,10 @@ def test_rolls_equal_numpy(resources, x, mesh42):
 AS_JAX = {
     **{name: lambda f, x, axis, name=name: getattr(f, name)(x, axis) for name in ["median", "nanmax", "nanmin"]},
     **{
-        f"{name} of gaps": lambda f, x, axis, name=name: getattr(f, name)(jnp.where(x > 0, x, jnp.nan), axis)
-        for name in ["nanmax", "nanmin"]
+        f"{name} of gaps": lambda f, x, axis, name=name, sign=sign: getattr(f, name)(
+            jnp.where(x * sign > 0, x, jnp.nan), axis
+        )
+        for name, sign in [("nanmax", -1), ("nanmin", 1)]
     },
     **{
         f"quantiles, {method}": lambda f, x, axis, method=method: f.quantile(x, QUANTILES, axis, method=method)
