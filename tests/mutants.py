@@ -79,7 +79,9 @@ found_by(
         "for call in self.traced:": "for call in ():",
         "c.differentiated = True": "pass",
         "c.arguments, c.traced) == here": "c.arguments) == here[:3]",
-        "self._taken.append(lax.stop_gradient(taken(*args)))": "self._taken.append(jnp.array(True))",
+        "self._taken.append(jax.lax.stop_gradient(jax.numpy.asarray(taken(*args))))": (
+            "self._taken.append(jax.numpy.array(True))"
+        ),
         "with self._branch(next(self._numbers)):\n                self._taken": "if True:\n                self._taken",
         'problems.setdefault(seen["comparing"],': "problems.setdefault(-1,",
     },
@@ -89,7 +91,7 @@ found_by(
     "test_leave_edits",
     edits={
         "for i in dis.get_instructions(code) if i.opname in LOOKUPS}": "for i in dis.get_instructions(code)}",
-        "next(filter(is_bound, AXES.get(name, ())), (name,))": "(AXES.get(name) or [(name,)])[0]",
+        "next(filter(is_bound, AXES.get(name, ())), unbound[name])": "(AXES.get(name) or [(name,)])[0]",
         "pending = [c for c in cs if c.refused]": "pending = []",
     },
 )
@@ -216,7 +218,7 @@ found_by(
         "if not here or np.size(value)": "if not here and np.size(value)",
         'if text.lower() == "off":': "if False:",
         "0 < seconds < math.inf": "0 < seconds",
-        "begin = max(0, parting - 60)": "begin = parting + 60",
+        "if a != b) - 60)": "if a != b) + 60)",
     },
 )
 found_by(

@@ -560,6 +560,24 @@ def jitted_for_two_uses(gather, w, x):
 OTHERWISE = [shrunk, in_part, summed_as_well, under_a_rule, carried, chosen, jitted_for_two_uses]
 
 
+def test_a_gather_may_meet_what_varies_and_leave_as_it_is():
+    """In one program, as a jitted function that is called twice, behind a rule, and in a loop's carry."""
+    gathered = lambda v: lax.all_gather(v, "i")
+    jitted, ruled = jax.jit(gathered), jax.custom_jvp(gathered)
+    ruled.defjvps(lambda t, out, v: gathered(t))
+    step = lambda v: lambda c: (c[0] + 1, c[1] + gathered(v))
+    looped = lambda v: lax.while_loop(lambda c: c[0] < 3, step(v), (0, jnp.zeros((16, 4))))[1] / 3
+
+    def body(v):
+        return [(way(v) * v, way(v)) for way in (gathered, jitted, ruled, looped)]
+
+    with MESH:
+        results = xmap(body, ["i", ...], [(["i", ...], [...])] * 4, axis_resources={"i": "x"})(ROWS)
+    for product, whole in results:
+        np.testing.assert_allclose(product, ROWS * ROWS[:, None], rtol=1e-5)
+        np.testing.assert_allclose(whole, ROWS, rtol=1e-5)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("axes", ["x", ("x", "y")], ids=str)
 @pytest.mark.parametrize("loss", OTHERWISE)

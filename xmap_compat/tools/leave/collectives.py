@@ -12,10 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat.tools.leave.mapped import is_bound
-
-# In an edited program: for each named axis, the ways in which xmaps split it.
-AXES: dict = {}
+from xmap_compat.tools.leave.mapped import AXES, is_bound
 
 
 def axes_of(names):
@@ -23,7 +20,9 @@ def axes_of(names):
     if names is None or isinstance(names, int):
         return names
     names = names if isinstance(names, (tuple, list)) else (names,)
-    return tuple(axis for name in names for axis in next(filter(is_bound, AXES.get(name, ())), (name,)))
+    across = jax.sharding.get_abstract_mesh().axis_names  # of such a name, the axis of the mesh is only a part
+    unbound = {name: AXES[name][0] if name in AXES and name in across else (name,) for name in names}
+    return tuple(axis for name in names for axis in next(filter(is_bound, AXES.get(name, ())), unbound[name]))
 
 
 def split_axes(axes):

@@ -1,14 +1,13 @@
 """xmap in plain JAX: `mapped(fun, in_axes, out_axes, ...)` is a `jax.jit` of a `jax.shard_map` of nested `jax.vmap`s.
 
-Each call takes the mesh of `jax.set_mesh(mesh)` or `with mesh:`.  In `fun`, a collective over an axis `a` names what
-executes it: "a", if it has no resources; ("x", "a_local") with the resource "x", the mesh axis and then the elements
-that a device has along `a`; ("x", "y", "a_local") with ("x", "y").  "x" alone would reduce a part of what
-a device has, silently, if it has several elements.  Over a SerialLoop(n) there are no collectives.  JAX does not say:
+Each call takes the mesh of `jax.set_mesh(mesh)` or `with mesh:`.  A collective in `fun` names what executes its axis
+`a`: "a" without resources; ("x", "a_local") with the resource "x", the mesh axis and then a device's elements along
+`a`; ("x", "y", "a_local") with ("x", "y").  Over a SerialLoop(n) there are no collectives.  JAX does not say:
 
 - Its types (check_vma=True) refuse most collectives over a pair, and are off.  So gradients taken *outside* of the
   mapped function are wrong where a `custom_vjp` has a collective in a rule: take it out of the rule.
 - A branch or loop that devices take or leave apart, with a collective over their axis inside, hangs.
-- Two axes on one mesh axis: a collective over the one that a value lacks reduces the other, silently.
+- "x" alone reduces only a part, and over an axis that its operand lacks a collective may reduce another, silently.
 """
 
 import functools
@@ -21,8 +20,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 SerialLoop = namedtuple("SerialLoop", "length")  # a resource: a device computes an axis in so many chunks
-Axis = namedtuple("Axis", "name across chunks")  # a named axis, the mesh axes that split it, and the chunks of a device
-SPLIT: dict = {}  # {name of an axis: the mesh axes for which collectives are written, in each of their ways}
+Axis = namedtuple("Axis", "name across local chunks")  # mesh axes that split an axis, its elements on a device, chunks
+AXES: dict = {}  # {name of an axis: what executes it, in each way for which collectives are written}
 
 
 class Spec(dict):
@@ -43,10 +42,11 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
     for name in dict.fromkeys([*(name for spec in jax.tree.leaves(given) for name in spec), *sizes]):
         entries = (axis_resources or {}).get(name, ())
         entries = entries if type(entries) in (tuple, list) else (entries,)
-        chunks = math.prod(entry.length for entry in entries if hasattr(entry, "length"))
-        axes.append(Axis(name, tuple(entry for entry in entries if not hasattr(entry, "length")), chunks))
-        if axes[-1].across not in SPLIT.get(name, [axes[-1].across]):  # they might reduce a part, silently
-            raise ValueError(f"collectives over {name!r} are written for {SPLIT[name]}, and not {axes[-1].across}")
+        across = tuple(entry for entry in entries if not hasattr(entry, "length"))
+        ways = AXES.get(name, [(*across, f"{name}_local") if across else (name,)])
+        if not (local := [way[-1] for way in ways if way[:-1] == across]):  # collectives might reduce a part, silently
+            raise ValueError(f"collectives over {name!r} are written for {ways}, and not for the mesh axes {across}")
+        axes.append(Axis(name, across, local[0], math.prod(e.length for e in entries if hasattr(e, "length"))))
     axes.sort(key=lambda axis: axis.chunks == 1)  # outermost first: those with chunks are around the others
     element = fun if type(gives) is not tuple else lambda *args: tuple(fun(*args))  # which may return a list
     device = functools.partial(on_device, element, given, gives, axes, sizes)
@@ -110,7 +110,7 @@ def on_device(fun, given, gives, axes, axis_sizes, *args):
 
 def over_axis(fun, axis, size, given, gives):
     """`fun` over one more axis, which is the first dimension of the arrays that have it."""
-    name, chunks, local = axis.name, axis.chunks, f"{axis.name}_local" if axis.across else axis.name
+    name, across, local, chunks = axis
     first = [jax.tree.map(lambda spec: 0 if name in spec else None, specs) for specs in (given, gives)]
     vmapped = jax.vmap(fun, *first, axis_name=local if chunks == 1 else None, axis_size=size // chunks)
 
@@ -129,7 +129,7 @@ def over_axis(fun, axis, size, given, gives):
         results = lax.map(chunk, at_arrays(part, given, args))
         return at_arrays(lambda spec, x: x.reshape(size, *x.shape[2:]) if name in spec else x[0], gives, results)
 
-    return in_chunks if chunks > 1 else one_element if axis.across and size == 1 else vmapped
+    return in_chunks if chunks > 1 else one_element if across and size == 1 else vmapped
 
 
 def check_declared(device, axes, mesh, across, given, gives, args):
