@@ -529,7 +529,7 @@ found_by(
         "order.extend(loops.index(loop) for loop in place.loops)": (
             "order.extend(sorted(loops.index(loop) for loop in place.loops))"
         ),
-        "mine = [loop for loop in loops if loop in looped]": "mine = list(looped)",
+        "own = [loop for loop in loops if loop in looped]": "own = list(looped)",
         "inside.update(dict.fromkeys(eqn.outvars, together))": (
             "inside.update(dict.fromkeys(eqn.outvars, frozenset().union(*own.values())))"
         ),
