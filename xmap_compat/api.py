@@ -16,7 +16,7 @@ from xmap_compat.core import errors as core_errors
 from xmap_compat.core import execute, watch
 from xmap_compat.core.mesh import SerialLoop
 from xmap_compat.core.placement import known_axes, parse_axis_resources
-from xmap_compat.core.processes import comparison
+from xmap_compat.core.processes import ComparedCalls
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName, is_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.xmapped import Planner, Xmapped, recover_call
@@ -217,7 +217,7 @@ class _XmappedCall:
 
     def __init__(self, declared: calls.Declaration):
         self.declared = declared
-        self.compared = comparison.ComparedCalls()
+        self.compared = ComparedCalls()
         self.uses_mesh = False
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
+from xmap_compat.core.errors import LEGACY, quoted, reference_from_outside
 from xmap_compat.core.placement import Resources
 from xmap_compat.core.specs import (
     AxisName,
@@ -94,7 +94,7 @@ def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     found, tree = jax.tree_util.tree_flatten_with_path(args)
     needed = [name for name in spec_names(declared.in_specs) if name not in declared.sizes]
     if needed and not args:
-        raise errors.size_not_inferred(needed, called_without=declared.name)
+        raise _size_not_inferred(needed, called_without=declared.name)
     specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
     check_containers("in_axes", specs, args, "args")
     paths = [argument_path(path, "args") for path, _ in found]
@@ -102,9 +102,22 @@ def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     shapes = [jnp.shape(leaf) for leaf in leaves]
     for spec, shape, path, leaf in zip(specs, shapes, paths, leaves):
         if _jax.is_reference(leaf):
-            raise errors.reference_from_outside(path)
+            raise reference_from_outside(path)
         check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
     sizes = infer_sizes(specs, shapes, paths, declared.sizes)
     if unknown := [name for name in declared.names if name not in sizes]:
-        raise errors.size_not_inferred(unknown)
+        raise _size_not_inferred(unknown)
     return Arguments(tuple(leaves), tuple(paths), tuple(specs), tree, sizes)
+
+
+def _size_not_inferred(names: Iterable[Hashable], called_without: str = "") -> ValueError:
+    ours = (
+        f"There are no arguments. Call {called_without} with its arguments; its plan also takes "
+        "jax.ShapeDtypeStruct(shape, dtype)"
+    )
+    if not called_without:
+        ours = (
+            f"No array has the axes {quoted(names)}, as containers in the place of arguments are empty. Give their "
+            "sizes in axis_sizes"
+        )
+    return ValueError(f"{ours}{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}")

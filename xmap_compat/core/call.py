@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.arguments import Arguments, Declaration, bind_arguments
 from xmap_compat.core.collectives import collectives_in
+from xmap_compat.core.errors import LEGACY, as_set, quoted, show, subject
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import axes
@@ -149,14 +150,14 @@ def _check_outer_names(program, placements):
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
     if taken := frozenset(filter(_jax.is_bound, _mesh_axes_used(program, placements))):
-        raise errors.mesh_axis_around(taken)
+        raise _mesh_axis_around(taken)
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
     if not outer:
         return
     shard_maps = (eqn for eqn, _ in _jax.walk(program.jaxpr, once=True) if isinstance(_jax.read(eqn), _jax.ShardMap))
     if inside := next(shard_maps, None):
         raise errors.shard_map_inside(_jax.where_in_user_code(inside))
-    raise errors.outer_names(sorted(outer, key=str))
+    raise _outer_names(sorted(outer, key=str))
 
 
 def _mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placement]) -> frozenset[Hashable]:
@@ -169,9 +170,9 @@ def _placements(declared, arguments, scope):
     sizes, enclosing = arguments.sizes, enclosing_bodies()
     shadowed = [name for name in sizes if any(name in body.sizes for body in enclosing)]
     if shadowed:
-        raise errors.shadowed_names(shadowed, _jax.where_now())
+        raise _shadowed_names(shadowed, _jax.where_now())
     if enclosing and enclosing[-1].scope.mesh != scope.mesh:
-        raise errors.mesh_changed()
+        raise _mesh_changed()
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
     placements = place_axes(ordered, declared.resources, scope, arguments.origins)
     _check_backend(declared.backend, scope, placements)
@@ -186,7 +187,8 @@ def _check_backend(backend, scope, placements):
         return
     platform = platform_of(scope.mesh)
     if platform is not None and platform != jax.devices(backend)[0].platform:
-        raise errors.mesh_of_other_backend(backend, platform)
+        wanted, advice = f"{platform!r}, as the mesh in scope", f"Leave it out, or enter a mesh of {backend!r} devices"
+        raise errors.should_be("backend", wanted, backend, ValueError, advice)
 
 
 def _bind_results(declared, program, sizes):
@@ -218,7 +220,7 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
         wanted = frozenset(spec.position_of())
         extra = [n for n in checker.placements if n in names - wanted and not isinstance(n, OwnElement)]
         if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
-            raise errors.undeclared_output(path, spec.source, extra)
+            raise _undeclared_output(path, spec.source, extra)
         if extra:
             undeclared.warn(path, extra)
         undeclared_axes.append(tuple(extra))
@@ -232,7 +234,7 @@ def _check_broadcast(checker, path, present, broadcast):
         for other in sorted(present, key=str):
             shared = checker.placements[name].resources & checker.placements[other].resources
             for resource in sorted(shared, key=str):
-                raise errors.output_broadcast_meets(checker.fun, path, name, resource, other)
+                raise _output_broadcast_meets(checker.fun, path, name, resource, other)
 
 
 def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> PartitionSpec:
@@ -243,3 +245,51 @@ def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> Par
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
+    return TypeError(
+        f"The xmap at {where} has axes {quoted(sorted(names, key=str))}, as has an xmap around it. Rename its axes"
+        f"{LEGACY}Detected disallowed xmap axis name shadowing"
+    )
+
+
+def _mesh_changed() -> RuntimeError:
+    return RuntimeError(
+        "The body of an xmap enters another mesh. Enter one mesh around the outermost xmapped call"
+        f"{LEGACY}Changing the physical mesh is not allowed inside xmap."
+    )
+
+
+def _mesh_axis_around(names: Iterable[Hashable]) -> ValueError:
+    return ValueError(
+        f"The xmap is split over mesh axes {as_set(names)}, but a transformation around it (such as vmap with an "
+        "axis_name) has axes of the same names, which JAX would take for those of the mesh. Rename one of them"
+    )
+
+
+def _outer_names(names: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"The function uses the axes {quoted(names)} of a transformation around the xmap (such as vmap with an "
+        "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes of the xmap"
+    )
+
+
+def _undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeError:
+    names = quoted(extra)
+    return TypeError(
+        f"{subject(path)} varies over {names}, but its out_axes {show(spec)} do not name "
+        f"{names}. Add {names} to out_axes, or reduce over {names} in the function{LEGACY}One of xmap results has an "
+        f"out_axes specification of {show(spec)}, but is actually mapped along more axes"
+    )
+
+
+def _output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, present: Hashable) -> TypeError:
+    return errors.resource_conflict(
+        f"{subject(path)} varies over `{present}` and its out_axes add `{name}`, but both axes are mapped to the "
+        f"resource `{resource}`. Map one of them to another resource, or reduce over `{present}` in the function"
+        f"{LEGACY}One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to"
+    )

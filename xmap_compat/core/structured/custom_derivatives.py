@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import cast_alike, cast_to, laid_out
+from xmap_compat.core.errors import quoted
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
@@ -66,8 +66,15 @@ def _tangent_like(ev, primal, tangent, eqn):
     if tangent is None:
         return dataclasses.replace(primal, data=_jax.symbolic_zero(jax.typeof(primal.data).to_tangent_aval()))
     if not tangent.names <= primal.names:
-        raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
+        raise _tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
     return cast_alike(ev.view, [primal, laid_out(ev.view, tangent, primal.dims, primal.names)])[1]
+
+
+def _tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
+    return TypeError(
+        f"The custom_jvp rule used at {where} returns a tangent that varies over {quoted(extra)} for an output that "
+        "does not. Reduce it over these axes in the rule (e.g. with lax.psum), or use the operand in the function"
+    )
 
 
 def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
