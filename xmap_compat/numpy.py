@@ -28,7 +28,7 @@ from xmap_compat import _jax, errors
 from xmap_compat.braces import einsum
 from xmap_compat.core import errors as core_errors
 from xmap_compat.core.nested.whole import apply_to_whole, is_of_whole
-from xmap_compat.lax import check_integers, check_names, position
+from xmap_compat.lax import check_names, position
 
 __all__ = ["along", "einsum"]  # and the functions of the table, which _row adds
 
@@ -118,7 +118,7 @@ def _over_whole(function, x, axes, options):
 
 def _over_one(function, x, axes, options, keep=False):
     _check_one(function, axes)
-    options |= {} if keep else {"keepdims": False}  # a named axis leaves no dimension to keep
+    options.pop("keepdims", None)  # a named axis leaves no dimension to keep
     return _of_whole(lambda v: function(v, axis=0, **options), x, axes, keep)
 
 
@@ -131,13 +131,11 @@ def _norm(function, x, axes, options):
 
 
 def _average(function, x, axes, options):
-    returned, weights = options.pop("returned", False), jnp.asarray(options.pop("weights", 1))
+    weights = jnp.asarray(options.pop("weights", 1))
     if weights.shape not in ((), x.shape):
         raise core_errors.should_be("The shape of average's weights along a named axis", f"{x.shape}", weights.shape)
     weights = jnp.broadcast_to(weights, x.shape).astype(jnp.result_type(x, weights, float))
-    total = jnp.sum(weights, axis=axes, **options)
-    mean = jnp.sum(x * weights, axis=axes, **options) / total
-    return (mean, total) if returned else mean
+    return jnp.sum(x * weights, axis=axes, **options) / jnp.sum(weights, axis=axes, **options)
 
 
 def _moved(x, axis, to):
@@ -152,34 +150,14 @@ def _flip(function, x, axes, options):
 
 
 def _roll(function, x, axes, options):
-    shift = options["shift"]
-    shifts = shift if isinstance(shift, (tuple, list)) else [shift] * len(axes)
-    if len(shifts) != len(axes):
-        raise core_errors.should_be(f"The shift of roll over {axes}", "one, or one for each axis", shifts, ValueError)
-    for shift, axis in zip(shifts, axes):
-        if isinstance(axis, int):
-            x = jnp.roll(x, shift, axis)
-        elif isinstance(shift, SupportsIndex) and not isinstance(shift, jax.core.Tracer):
-            x = _moved(x, axis, functools.partial(lambda shift, k, size: k + shift, operator.index(shift)))
-        else:
-            required = "an integer that is known while tracing"
-            raise core_errors.should_be("The shift of roll along a named axis", required, shift)
-    return x
-
-
-def _take(function, x, axes, options):
     _check_one(function, axes)
-    check_integers("take", jnp.asarray(options["indices"]))
-    return jnp.take(lax.all_gather(x, axes[0]), axis=0, **options)
+    shift = operator.index(options["shift"])
+    return _moved(x, axes[0], lambda k, size: k + shift)
 
 
 def _check_one(function, axes):
     if len(axes) != 1:
-        wanted = "one named axis, or one positional axis"
-        raise core_errors.should_be(f"The axis of {function.__name__}", wanted, axes)
-
-
-# -------------------------------------------------------------------------------------------- the table
+        raise core_errors.should_be(f"The axis of {function.__name__}", "one, named or positional", axes)
 
 
 def _row(function: Callable[..., Any], compute: Callable[..., Any], kind: str, example: str) -> Callable[..., Any]:
@@ -237,6 +215,6 @@ nanmin = _row(jnp.nanmin, _extremum, ANY, "axis='i' -> {} -> 1")
 norm = _row(jnp.linalg.norm, _norm, f"{ANY}, with ord one at a time", "ord=1, axis='i' -> {} -> 6.0")
 prod = _row(jnp.prod, _over_whole, f"{ANY}, gathered", "axis='i' -> {} -> 6")
 quantile = _row(jnp.quantile, _over_whole, f"{ANY}, gathered", "q=0.25, axis='i' -> {} -> 1.5")
-roll = _row(jnp.roll, _roll, "which are kept, by Python integers", "shift=1, axis='i' -> ['i'] -> [2, 3, 1]")
+roll = _row(jnp.roll, _roll, f"{KEPT}, by a Python integer", "shift=1, axis='i' -> ['i'] -> [2, 3, 1]")
 sort = _row(jnp.sort, _kept, KEPT, "axis='i' -> ['i'] -> [1, 2, 3]")
-take = _row(jnp.take, _take, "one at a time", "jnp.array([2, 0]), axis='i' -> {} -> [2, 3]")
+take = _row(jnp.take, _over_one, ONE, "jnp.array([2, 0]), axis='i' -> {} -> [2, 3]")

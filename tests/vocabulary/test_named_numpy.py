@@ -31,11 +31,11 @@ def x(rng):
     return rng.normal(size=(8, 3, 16)).astype(np.float32)
 
 
-ROLLS = {((5, 1, -3), ("k", 0, "b")): ((5, 1, -3), (2, 1, 0)), (2, ("k", "b")): (2, (0, 2))}
+ROLLS = {(5, "k"): (5, 2), (-3, ("b",)): (-3, 0)}
 
 
 @pytest.mark.parametrize("resources", PLACEMENTS, ids=str)
-def test_rolls_along_several_axes_equal_numpy(resources, x, mesh42):
+def test_rolls_equal_numpy(resources, x, mesh42):
     fun = xmap(lambda v: [xnp.roll(v, *along) for along in ROLLS], IN, IN, axis_resources=resources)
     with mesh42:
         results = fun(x)
@@ -60,8 +60,8 @@ AS_JAX = {
         f"norm {ord}": lambda f, x, axis, ord=ord: getattr(f, "linalg", f).norm(x, ord, axis)
         for ord in [None, 0, 1, 3, -2, np.inf, -np.inf]
     },
-    "average": lambda f, x, axis: f.average(x, axis, returned=True),
-    "weighted average": lambda f, x, axis: f.average(x, axis, weights=x * x + 1, returned=True),
+    "average": lambda f, x, axis: f.average(x, axis),
+    "weighted average": lambda f, x, axis: f.average(x, axis, weights=x * x + 1),
 }
 QUANTILES = np.array([0.25, 0.8], np.float32)
 # With ord over several axes it is the norm of a matrix; ties share alike or not by the order of the dimensions.
@@ -147,7 +147,7 @@ def test_weights_are_those_of_the_elements_or_one_for_each_element_of_the_axis(x
 
 
 def test_the_norm_of_a_matrix_is_left_to_along():
-    with pytest.raises(TypeError, match="The axis of norm should be one named axis, or one positional axis"):
+    with pytest.raises(TypeError, match="The axis of norm should be one, named or positional"):
         xmap(lambda v: xnp.norm(v, 1, ("i", 0)), ["i", ...], {})(np.ones((4, 3)))
 
 
