@@ -218,7 +218,7 @@ found_by(
         "if not here or np.size(value)": "if not here and np.size(value)",
         'if text.lower() == "off":': "if False:",
         "0 < seconds < math.inf": "0 < seconds",
-        "begin = max(0, parting - 60)": "begin = parting + 60",
+        "if a != b) - 60)": "if a != b) + 60)",
     },
 )
 found_by(
