@@ -544,7 +544,7 @@ MOST_LINES_OF_FOLDERS = {
     # which removed names an old program uses, and edits of them
     "tools.check": 990,
     # edits of a program's own files, the two runs that verify them, and files written all or none
-    "tools.leave": 3_273,
+    "tools.leave": 3_267,
     # the files of a program, read and edited, and what its names are bound to
     "tools.source": 343,
 }
