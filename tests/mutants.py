@@ -189,7 +189,7 @@ found_by(
         "self.met.update(names - operand if operand - names else ())": "self.met.update(names - operand)",
         "lax.axis_index(mesh.axis_names) == 0, x": "lax.axis_index(mesh.axis_names) == 7, x",
         "_jax.set_for_all_threads(exist, True)": "pass",
-        "return {name: place for name, place in own.items() if name in found.met}": "return {}",
+        "return {name: place for name, place in own.items() if name in with_own.met}": "return {}",
     },
 )
 
@@ -211,7 +211,7 @@ found_by(
     edits={
         '"axis sizes": _mapping(placed.body.sizes.items()),': '"axis sizes": "",',
         '"arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
-        'sorted(found[1].split(", "))': 'found[1].split(", ")',
+        'sorted(match[1].split(", "))': 'match[1].split(", ")',
         "ORDERS = 2  #": "ORDERS = 1  #",
         "(?:callback|fmt|logging_record)": "(?:callback)",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",
@@ -329,10 +329,10 @@ found_by(
         "received[[destination for _, destination in perm]] = True": "received[:] = True",
         "index = index * factor.size + grid[factors.index(factor)]": "index = grid[factors.index(factor)]",
         "if (table == table[:1]).all():": "if True:",
-        "taken[taken == _EMPTY_SLOT] = nothing": "taken[taken == _EMPTY_SLOT] = 0",
+        "table[table == _EMPTY_SLOT] = rows": "table[table == _EMPTY_SLOT] = 0",
         "return lax.rev(buffers[0], (0,))": "return buffers[0]",
         "if source not in senders and destination not in receivers:": "if source not in senders:",
-        "nothing += width": "nothing += 1",
+        "rows += width": "nothing += 1",
         "copies = lax.broadcast(chunk.data, (view.total_size(names),))": "copies = lax.broadcast(chunk.data, (1,))",
     },
 )
@@ -404,7 +404,7 @@ found_by(
         "optimize=copy.deepcopy(optimize)": "optimize=optimize",
         "letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)": "letters = term.letters",
         "*range(min(0, len(letters) - 1 - ndim), 0)": "*range(max(0, ndim + 1 - len(letters)))",
-        "if axis == name and does:": "if False:",
+        "if axis == name and operand_varies:": "if False:",
         "axes = sorted(frozenset().union(*(t.names for t in terms)) - names, key=str)": "axes = []",
         "skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)": (
             "skipped = tuple(() for t in terms)"

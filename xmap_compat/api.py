@@ -197,7 +197,7 @@ def _jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
 def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
     """The xmapped functions of a Python function, which are kept on the function itself and freed with it.
 
-    The owner is kept beside them, because ``functools.wraps`` copies attributes to other functions.
+    The function is kept beside them, because ``functools.wraps`` copies attributes to other functions.
     """
     if not isinstance(fun, types.FunctionType):
         return {}
@@ -212,7 +212,7 @@ class _XmappedCall:
     """What jit traces for a declaration.
 
     Attributes:
-      uses_mesh: whether some call that was traced runs on the devices of a mesh.
+      uses_mesh: whether some traced call runs on the devices of a mesh.
     """
 
     def __init__(self, declared: calls.Declaration):
@@ -232,7 +232,7 @@ class _XmappedCall:
             return execute.run(made, arguments.leaves)
         # Under jax_debug_nans, jit calls this function to find where NaNs come from.
         except FloatingPointError as error:
-            # JAX's words name a primitive or nothing.
+            # JAX's message names a primitive or nothing.
             kind = "inf" if "(inf)" in str(error) else "nan"
             error.args = (f"invalid value ({kind}) encountered in xmap({self.declared.name}): {error}",)
             raise
@@ -273,7 +273,7 @@ def declare(
     backend: str | None = None,
     undeclared: bool = False,
 ) -> calls.Declaration:
-    """The arguments that the user gave to :func:`xmap`, parsed; raises the same errors."""
+    """The arguments that the user gave to :func:`xmap`, parsed; it raises the errors of :func:`xmap`."""
     if isinstance(in_axes, list) and not is_spec(in_axes):
         in_axes = tuple(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:

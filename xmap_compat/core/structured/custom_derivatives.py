@@ -91,7 +91,6 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
     names = ev.names_of(call.body, operands)
     run_fwd, run_bwd, layout = call.rules()
     layouts = [(v.dims, v.names, jax.typeof(v.data).dtype) for v in operands]
-    differentiated: set[int] = set()
 
     @jax.custom_vjp
     def fun(*values):
@@ -99,16 +98,17 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]
-        differentiated.update(itertools.compress(itertools.count(), perturbed))
         primals = [dataclasses.replace(v, data=v.data.value) for v in flagged]
         outs = evaluate_callable(ev, functools.partial(run_fwd, perturbed), primals)
         num_residuals = len(outs) - len(names)
         returned = iter(outs[:num_residuals])
         _, _, forwarded = layout()
         residuals = [next(returned) if k is None else primals[k] for k in forwarded]
-        return ev.laid_out(outs[num_residuals:], names), residuals
+        differentiated = {k: None for k, is_perturbed in enumerate(perturbed) if is_perturbed}  # its keys are static
+        return ev.laid_out(outs[num_residuals:], names), (residuals, differentiated)
 
-    def bwd(residuals, cotangents):
+    def bwd(kept, cotangents):
+        residuals, differentiated = kept
         if not call.symbolic_zeros:
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
         # For no other operands: constants of a branch that not all devices take must not need a sum over devices.
