@@ -1,4 +1,4 @@
-"""What ``xmap`` returns: its type for annotations, ``f.plan``, how it is printed, and what helps where jit refuses."""
+"""What ``xmap`` returns: its type for annotations, ``f.plan``, its repr, and a second try where jit refuses a call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Xmapped(Protocol[P, R]):
-    """What :func:`xmap` returns, for annotations: the parameters and the result of the function, as in ``jax.vmap``.
+    """The type of what :func:`xmap` returns: the parameters and the result of the function, as in ``jax.vmap``.
 
     At run time it is an object that ``jax.jit`` made, with an attribute ``plan``.  Its parameters are positional only.
 
@@ -115,7 +115,7 @@ _plain_repr = _Jitted.__repr__
 
 
 def _repr(function: Any) -> str:
-    """``<xmap(centred, in_axes=['batch'], ...)>``; JAX's own for other jitted functions, ``jax.jit`` of it too."""
+    """``<xmap(centred, in_axes=['batch'], ...)>``; JAX's own for other jitted functions, ``jax.jit(f)`` too."""
     declared = declaration_of(function)
     if declared is None or function.__wrapped__ is not declared.fun:
         return _plain_repr(function)
@@ -146,7 +146,7 @@ def recover_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Any, ...] | None:
-    """Raise our own message, or return arguments that are moved to the mesh; None where the error stands."""
+    """Raise a better error, or return arguments that are moved to the mesh; None if the error stands."""
     importlib.import_module("xmap_compat.core.notes").add_note_on_captured(error, declared, args)
     if isinstance(error, TypeError) and kwargs:
         raise keyword_arguments(kwargs) from None
@@ -163,7 +163,7 @@ def recover_call(
 
 
 def _check_values(args: tuple[Any, ...], error: Any = None, donated: tuple[int, ...] = ()) -> None:
-    """Raise for arguments that are no arrays, or are deleted, because jit's messages would not help."""
+    """Raise for arguments that are no arrays, or are deleted, because jit's messages do not say which."""
     for path, value in jax.tree_util.tree_leaves_with_path(args):
         if isinstance(error, (TypeError, type(None))) and not is_array(value):
             raise _no_array_argument(argument_path(path, "args"), value) from None

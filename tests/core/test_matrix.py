@@ -1051,7 +1051,7 @@ def over_two_axes(operation):
     return Cannot(
         "an order along one axis, as in NumPy",
         TypeError,
-        f"The axis of {function} should be one named axis, or one positional axis, but got ",
+        f"The axis of {function} should be one, named or positional, but got ",
         lambda x: OPERATIONS[operation].named(x, ("a", "b"), math.prod(SIZES)),
     )
 

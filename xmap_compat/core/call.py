@@ -14,6 +14,7 @@ from xmap_compat.core import errors, undeclared
 from xmap_compat.core.arguments import Arguments, Declaration, bind_arguments
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.errors import LEGACY, as_set, quoted, show, subject
+from xmap_compat.core.fit import broadcast_specs, check_containers, check_result
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import axes
@@ -27,15 +28,7 @@ from xmap_compat.core.placement import (
     enclosing_bodies,
     place_axes,
 )
-from xmap_compat.core.specs import (
-    AxisName,
-    AxisSpec,
-    argument_path,
-    broadcast_specs,
-    check_containers,
-    check_result,
-    spec_names,
-)
+from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.trace import NamedProgram, trace_program
 
 
@@ -94,7 +87,7 @@ def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placem
 
 
 class _Traced(NamedTuple):
-    """Stage 3: the program, and what is known with it: the mesh axes that nested calls may use."""
+    """Stage 3: the program with its specs and scope, and the mesh axes that calls in it may use."""
 
     program: NamedProgram
     out_specs: tuple[AxisSpec, ...]
@@ -117,7 +110,7 @@ def _check(
     """Stage 4: what varies over what, and whether each result fits its spec."""
     program, out_specs, body, mesh_axes = traced
     nested = bool(enclosing_bodies())
-    # They are axes of the outermost xmap, but two nested xmaps must not need the same one either.
+    # Mesh axes are named axes of the outermost xmap only, but no value of a nested one may need one of them twice.
     checker = Checker({**placements, **mesh_axes}, declared.name)
     placements = placements if nested else {**placements, **mesh_axes}
     _check_outer_names(program, placements)
@@ -133,19 +126,19 @@ def _check(
 
 
 def _own_elements(declared, checker, program, input_names, mesh_axes):
-    """The mesh axes along which arguments may be undeclared results, if a collective depends on it."""
+    """The mesh axes along which arguments may differ although no spec says so, if a collective depends on that."""
     if not (declared.undeclared and undeclared.exist.value):
         return {}
     own = undeclared.own_elements(mesh_axes, current_scope().mesh)
-    found = Checker(checker.placements | own, declared.name)
-    found.results(program.jaxpr, undeclared.names_at_entry(program.consts, input_names, found.placements))
-    return {name: place for name, place in own.items() if name in found.met}
+    with_own = Checker(checker.placements | own, declared.name)
+    with_own.results(program.jaxpr, undeclared.names_at_entry(program.consts, input_names, with_own.placements))
+    return {name: place for name, place in own.items() if name in with_own.met}
 
 
 def _check_outer_names(program, placements):
     """Raise if the program names an axis of a vmap around the xmap, or if such an axis and a mesh axis share a name.
 
-    Our shard_map cannot reach the axis of a vmap.  JAX (to 0.12) takes the mesh axis for the other of its name.
+    Our shard_map cannot reach the axis of a vmap.  JAX (to 0.12) confuses a mesh axis with another axis of its name.
     """
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
@@ -196,8 +189,6 @@ def _bind_results(declared, program, sizes):
     if not program.out_types and not jax.tree.leaves(declared.out_specs) and declared.out_specs == ():
         raise errors.no_results()
     specs = declared.out_specs
-    if tree is None and spec_names(specs):
-        raise errors.not_a_prefix("out_axes", declared.out_source, ("result", "names", "None", ()))
     if isinstance(specs, list) and isinstance(tree, tuple):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)

@@ -44,7 +44,7 @@ _on_mesh_p = _jax.define_device_check("on_mesh", _lowered_for_others)
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """A placed call as one device evaluates it."""
+    """The evaluation of a placed call on one device."""
 
     placed: PlacedCall
     view: DeviceView
@@ -154,7 +154,7 @@ def _enter(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
 
 
 def _leave(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
-    """Lay a result out as its spec says: broadcast, transpose, put dimensions of one element back."""
+    """Lay a result out as its spec says: broadcast, transpose, and put dimensions of one element back."""
     named = spec.name_at()
     wanted = tuple(named.get(k) for k in range(value.dims.count(None) + len(named)))
     squeezed = [k for k, n in enumerate(wanted) if n is not None and not view.has_local_dim(n)]

@@ -35,7 +35,7 @@ from xmap_compat.core.trace import trace_flat
 
 TIMEOUT_VARIABLE = "XMAP_COMPAT_PROCESS_TIMEOUT"
 DEFAULT_TIMEOUT = 60.0  # seconds
-_setting: list[float | None] = []  # what the program has set last
+_setting: list[float | None] = []  # the timeout that the program has set last
 
 
 @_jax.api_boundary
@@ -81,25 +81,25 @@ def _checked(seconds: Any, shown: Any, what: str, off: str) -> float:
     raise should_be(what, f"a positive number of seconds, or {off} for no comparison", shown, ValueError)
 
 
-# The function that is being called, and with which arguments; ``lower``, ``trace`` and ``eval_shape`` call none.
+# The function that is being called, and its arguments; ``lower``, ``trace`` and ``eval_shape`` call none.
 _called: contextvars.ContextVar[tuple[Any, tuple[Any, ...]]] = contextvars.ContextVar("called", default=(None, ()))
 
 
 class ComparedCalls:
-    """The calls of one jitted function: each is compared when it is traced, or, if traced before, when it is called.
+    """The calls of one jitted function: each is compared when it is traced, or when it is called, if traced before.
 
-    A call that the processes have agreed on is not compared again, although one of them may trace it again alone.
+    A call that the processes have agreed on is not compared again, even if one of them traces it once more.
     """
 
     def __init__(self):
-        self._made: dict[Hashable, Fingerprint] = {}
+        self._traced: dict[Hashable, Fingerprint] = {}
         self._agreed: set[Hashable] = set()
 
     @contextlib.contextmanager
     def calling(self, args: tuple[Any, ...]) -> Iterator[None]:
-        """The context around a call that jit has not compiled before, or whose first call was an error."""
-        if self._made and (made := self._made.get(_key(args))):
-            self._compare(made, args)
+        """The context around a call that jit has not compiled yet, or that has raised an error."""
+        if self._traced and (own := self._traced.get(_key(args))):
+            self._compare(own, args)
         token = _called.set((self, args))
         try:
             yield
@@ -111,19 +111,19 @@ class ComparedCalls:
         processes = {d.process_index for d in devices_of(placed.scope.mesh)}
         if placed.nested or len(processes) < 2 or jax.process_index() not in processes:
             return
-        made = self._made[_key(args)] = fingerprint(declared, placed, args)
+        own = self._traced[_key(args)] = fingerprint(declared, placed, args)
         caller, own_args = _called.get()
         if caller is self:
-            self._compare(made, own_args)
+            self._compare(own, own_args)
 
-    def _compare(self, made: Fingerprint, args: tuple[Any, ...]) -> None:
+    def _compare(self, own: Fingerprint, args: tuple[Any, ...]) -> None:
         """Compare with the other processes of the mesh, if the call needs them."""
         timeout, store = _timeout(), _jax.process_store()
         if timeout is None or store is None:
             return
-        key = store.client, made.processes, made.digest
-        if key not in self._agreed and (made.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))):
-            _agree(store, made, timeout)
+        key = store.client, own.processes, own.digest
+        if key not in self._agreed and (own.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))):
+            _agree(store, own, timeout)
             self._agreed.add(key)
 
 
@@ -145,9 +145,9 @@ def _is_shared(x):
 SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
 # Larger constants that a body closes over are compared by their type only.
 LARGEST_CONSTANT = 2**24  # bytes
-ORDERS = 2  # rules within rules are compared to this depth: many rules call their own function without end
+ORDERS = 2  # the depth to which rules within rules are compared: many rules call their own function without end
 # Parameters that may differ between processes: they say what happens to values outside of the computation.
-_OWN = re.compile(r"\b(?:callback|fmt|logging_record)=.*?(?=\n\s+\w+=)", re.DOTALL)
+_MAY_DIFFER = re.compile(r"\b(?:callback|fmt|logging_record)=.*?(?=\n\s+\w+=)", re.DOTALL)
 _ADDRESS = re.compile(r" at 0x\w+|\b0x[0-9a-fA-F]{6,}")
 _SET = re.compile(r"\{([^{}:;]*)\}")
 
@@ -158,14 +158,14 @@ class Fingerprint(NamedTuple):
     Identities, addresses, hash seeds and paths of files differ between processes, and are left out.
     """
 
-    lines: tuple[tuple[str, str], ...]  # what a line describes, and its text: parts of the call, then its programs
+    lines: tuple[tuple[str, str], ...]  # each with its subject: the arguments of the call, then its programs
     digest: str  # of the lines
     processes: tuple[int, ...]  # those that have devices on the mesh
     uses_mesh: bool  # whether an axis is split over the mesh
 
 
 def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Fingerprint:
-    """The fingerprint of one call, which has been traced."""
+    """The fingerprint of a call that has been traced."""
     mesh = placed.scope.mesh
     assert isinstance(mesh, jax.sharding.Mesh)
     devices = list(mesh.devices.flat)
@@ -195,9 +195,9 @@ def _mapping(items):
 
 
 def _steady(text: str) -> str:
-    """The text without addresses and what may differ, and with the elements of sets in order."""
-    text = _ADDRESS.sub("", _OWN.sub("", text))
-    return _SET.sub(lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)
+    """The text without addresses and parameters that may differ, and with the elements of sets in order."""
+    text = _ADDRESS.sub("", _MAY_DIFFER.sub("", text))
+    return _SET.sub(lambda match: "{" + ", ".join(sorted(match[1].split(", "))) + "}", text)
 
 
 def _texts(trace: Callable[..., Any], jaxpr: Any, consts: Sequence[Any], order: int = 0) -> Iterator[str]:
@@ -229,32 +229,32 @@ def _constant(value: Any) -> str:
 
 # ------------------------------------------------------------------------- in the store
 
-MOST_LINES, LONGEST_LINE = 2_000, 500  # of calls that differ, to find where; digests are of all
+MOST_LINES, LONGEST_LINE = 2_000, 500  # that calls send if they differ, to find where; a digest is of all lines
 LONGEST_SHOWN = 200  # characters of each side of a difference
 _SAME_CALLS = "All processes of a mesh must make the same calls of xmapped functions, in the same order."
 
-# How many calls this process has compared with the same processes; all of them must count alike.
+# How many calls this process has compared with the same processes; each of them must have the same count.
 counts: Counter[Hashable] = Counter()
 _lock = threading.Lock()
 
 
-def _agree(store: _jax.ProcessStore, made: Fingerprint, timeout: float) -> None:
+def _agree(store: _jax.ProcessStore, own: Fingerprint, timeout: float) -> None:
     """Return when all processes have posted the same digest; raise on every process if one has not."""
     with _lock:
-        counts[store.client, made.processes] += 1
-        number = counts[store.client, made.processes]
-    name = hashlib.sha256(json.dumps(made.processes).encode()).hexdigest()[:16]
+        counts[store.client, own.processes] += 1
+        number = counts[store.client, own.processes]
+    name = hashlib.sha256(json.dumps(own.processes).encode()).hexdigest()[:16]
     folder, me = f"xmap_compat/{name}/{number}", jax.process_index()
     place, until = os.path.basename(_jax.where_now().partition(" (")[0]), time.monotonic() + timeout
-    store.put(f"{folder}/digest/{me}", made.digest)
-    posted = ((p, store.wait(f"{folder}/digest", str(p), until - time.monotonic())) for p in made.processes)
+    store.put(f"{folder}/digest/{me}", own.digest)
+    posted = ((p, store.wait(f"{folder}/digest", str(p), until - time.monotonic())) for p in own.processes)
     digests = {p: digest for p, digest in posted if digest is not None}
     if len({*digests.values()}) > 1:
-        lines = [(what, text[:LONGEST_LINE]) for what, text in made.lines[:MOST_LINES]]
+        lines = [(what, text[:LONGEST_LINE]) for what, text in own.lines[:MOST_LINES]]
         store.put(f"{folder}/details/{me}", json.dumps(lines))
         raise _processes_differ(_differences(store, folder, digests), me, dict(lines)["function"], place)
     # A process that arrives after others have given up must not go on alone: the first outcome holds for all.
-    missing = [p for p in made.processes if p not in digests]
+    missing = [p for p in own.processes if p not in digests]
     missing, waiting_at = json.loads(store.put(f"{folder}/outcome", json.dumps([missing, place])))
     if missing:
         raise _processes_missing(missing, me, timeout, waiting_at, place)
