@@ -275,15 +275,6 @@ def map_and_associative_scan_with_collectives(x, u, w):
     return mapped, lax.map(lambda t: lax.pmean(t, "b"), x, batch_size=2), lax.associative_scan(combine, x)
 
 
-def grad_of_conds(x, u, w):
-    def loss(x, w):
-        shared = lax.cond(w[0] > 0, lambda v: lax.psum(v * w, "a"), lambda v: v, x)
-        own = lax.cond(x[0] > 0, lambda v: v * w, jnp.sin, x)
-        return (shared * own).sum()
-
-    return jax.grad(loss, argnums=(0, 1))(x, w)
-
-
 NAMED = {
     "scan": (
         scan_with_collectives,
@@ -291,12 +282,7 @@ NAMED = {
         scan_around_a_ring,
         map_and_associative_scan_with_collectives,
     ),
-    "others": (
-        fori_with_collectives,
-        while_early_exit_on_a_residual,
-        cond_with_collectives_that_all_enter,
-        grad_of_conds,
-    ),
+    "others": (fori_with_collectives, while_early_exit_on_a_residual, cond_with_collectives_that_all_enter),
 }
 
 
