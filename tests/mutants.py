@@ -643,7 +643,6 @@ found_by(
     },
 )
 found_by(
-    "test_combinations::test_a_function_with_a_batching_rule_hides_no_names",
     "test_primitives",
     edits={"if (used := names_used(eqn) & self.own) or (": "if (used := frozenset()) or ("},
 )
