@@ -272,23 +272,6 @@ def _identity(fun):
 LAYERS = 3
 
 
-def _without_one(run, x_at, weights_at, layer_has_x_at=False):
-    """``run`` without the dimensions of one element that ``x`` and a layer's weights have; None where there is none.
-
-    ``layer_has_x_at``: the layer needs that of ``x``, which the loop around it has not.
-    """
-    put = lambda y, at: y if at is None else jnp.expand_dims(y, at)  # noqa: E731
-    drop = lambda y, at: y if at is None else jnp.squeeze(y, at)  # noqa: E731
-
-    def without(layer, x, weights, gather):
-        step = (lambda x, w: drop(layer(put(x, x_at), w), x_at)) if layer_has_x_at else layer
-        whole = lambda weights: gather(jax.tree.map(lambda w: put(w, weights_at), weights))  # noqa: E731
-        rows = weights if weights_at is None else jax.tree.map(lambda w: drop(w, weights_at + 1), weights)
-        return put(run(step, drop(x, x_at), rows, whole), x_at)
-
-    return without
-
-
 def _layer(weights, k):
     return jax.tree.map(lambda w: w[k], weights)
 
@@ -345,14 +328,10 @@ def _step(program, kind, resources, body, on_device, in_axes, specs, shapes):
     )
 
 
-def weights_step(kind, resources, without_one=False):
-    """FSDP: of each weight a device holds rows, and gathers all when it is used; ``hidden`` cuts the columns.
-
-    ``without_one``: by hand too the step is without the dimensions of one element, where axes fill their mesh axes.
-    """
+def weights_step(kind, resources):
+    """FSDP: of each weight a device holds rows, and gathers all when it is used; ``hidden`` cuts the columns."""
     axes, hidden = resources["i"], resources.get("hidden")
     run = GATHERS[kind]
-    run_by_hand = _without_one(run, 0, 0) if without_one else run
 
     def named(weights, x):
         total = (lambda v, w: pdot(v, w, "hidden")) if hidden else (lambda v, w: v @ w.T)
@@ -363,7 +342,7 @@ def weights_step(kind, resources, without_one=False):
     def on_device(weights, x):
         total = (lambda v: lax.psum(v, hidden)) if hidden else _identity
         layer = lambda x, w: x + total(jnp.tanh(x @ w) @ w.T)  # noqa: E731
-        out = run_by_hand(layer, x, weights, lambda w: _gathered(w, axes).reshape(-1, w.shape[-1]))
+        out = run(layer, x, weights, lambda w: _gathered(w, axes).reshape(-1, w.shape[-1]))
         return lax.pmean(jax.vmap(_loss)(out).mean(), axes)
 
     in_axes, specs = ({1: "i", 3: "hidden"} if hidden else {1: "i"}, ["i", ...]), (P(None, axes, None, hidden), P(axes))
@@ -371,14 +350,10 @@ def weights_step(kind, resources, without_one=False):
     return _step("fsdp", kind, resources, named, on_device, in_axes, specs, shapes)
 
 
-def sequence_step(kind, resources, without_one=False):
-    """Megatron: sequences are gathered before two weights, which are cut over ``t``, and their sum is scattered.
-
-    ``without_one``: as for the weights; and by hand too, weights are left to be cast to ``batch`` where they are used.
-    """
+def sequence_step(kind, resources):
+    """Megatron: sequences are gathered before two weights, which are cut over ``t``, and their sum is scattered."""
     axes, batch = resources["t"], resources.get("batch")
     run = GATHERS[kind]
-    run_by_hand = _without_one(run, *((1, None) if batch else (0, 0)), True) if without_one else run
 
     def named(ups, downs, x):
         def layer(x, weights):
@@ -395,9 +370,9 @@ def sequence_step(kind, resources, without_one=False):
             own = lax.psum_scatter(parts, axes, scatter_dimension=1, tiled=True)
             return x + own.reshape(x.shape[1], len(x), -1, x.shape[-1]).swapaxes(0, 1)
 
-        if batch and not without_one:
+        if batch:
             ups, downs = (lax.pcast(w, batch, to="varying") for w in (ups, downs))
-        out = run_by_hand(layer, x, (ups, downs), _identity)
+        out = run(layer, x, (ups, downs), _identity)
         everywhere = (*(axes if isinstance(axes, tuple) else (axes,)), *filter(None, [batch]))
         return lax.pmean(jax.vmap(jax.vmap(_loss))(out).mean(), everywhere)
 

@@ -79,7 +79,9 @@ found_by(
         "for call in self.traced:": "for call in ():",
         "c.differentiated = True": "pass",
         "c.arguments, c.traced) == here": "c.arguments) == here[:3]",
-        "self._taken.append(lax.stop_gradient(taken(*args)))": "self._taken.append(jnp.array(True))",
+        "self._taken.append(jax.lax.stop_gradient(jax.numpy.asarray(taken(*args))))": (
+            "self._taken.append(jax.numpy.array(True))"
+        ),
         "with self._branch(next(self._numbers)):\n                self._taken": "if True:\n                self._taken",
         'problems.setdefault(seen["comparing"],': "problems.setdefault(-1,",
     },
@@ -89,7 +91,7 @@ found_by(
     "test_leave_edits",
     edits={
         "for i in dis.get_instructions(code) if i.opname in LOOKUPS}": "for i in dis.get_instructions(code)}",
-        "next(filter(is_bound, AXES.get(name, ())), (name,))": "(AXES.get(name) or [(name,)])[0]",
+        "next(filter(is_bound, AXES.get(name, ())), unbound[name])": "(AXES.get(name) or [(name,)])[0]",
         "pending = [c for c in cs if c.refused]": "pending = []",
     },
 )
@@ -145,9 +147,6 @@ found_by(
     "test_named_numpy::test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros",
     edits={
         "(jnp.max, -jnp.inf)": "(jnp.max, 0.0)",
-        "where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)": (
-            "where = tuple(sorted(a + len(names) if isinstance(a, int) else names.index(a) for a in axes))"
-        ),
     },
 )
 found_by(
@@ -187,7 +186,7 @@ found_by(
         "self.met.update(names - operand if operand - names else ())": "self.met.update(names - operand)",
         "lax.axis_index(mesh.axis_names) == 0, x": "lax.axis_index(mesh.axis_names) == 7, x",
         "_jax.set_for_all_threads(exist, True)": "pass",
-        "return {name: place for name, place in own.items() if name in found.met}": "return {}",
+        "return {name: place for name, place in own.items() if name in with_own.met}": "return {}",
     },
 )
 
@@ -209,14 +208,14 @@ found_by(
     edits={
         '"axis sizes": _mapping(placed.body.sizes.items()),': '"axis sizes": "",',
         '"arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
-        'sorted(found[1].split(", "))': 'found[1].split(", ")',
+        'sorted(match[1].split(", "))': 'match[1].split(", ")',
         "ORDERS = 2  #": "ORDERS = 1  #",
         "(?:callback|fmt|logging_record)": "(?:callback)",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",
         "if not here or np.size(value)": "if not here and np.size(value)",
         'if text.lower() == "off":': "if False:",
         "0 < seconds < math.inf": "0 < seconds",
-        "begin = max(0, parting - 60)": "begin = parting + 60",
+        "if a != b) - 60)": "if a != b) + 60)",
     },
 )
 found_by(
@@ -264,8 +263,8 @@ found_by(
     "test_gradients::test_a_backward_rule_with_a_sum_and_an_own_term_where_nothing_varies",
     edits={
         "each = _summed_in_part(jaxpr, is_cotangent) - own_names": "each = NONE",
-        "found = {way | over for way in before}": "found = before",
-        "            found |= before\n": "            pass\n",
+        "after = {path | over for path in before}": "found = before",
+        "            after |= before\n": "            pass\n",
     },
 )
 found_by(
@@ -327,10 +326,10 @@ found_by(
         "received[[destination for _, destination in perm]] = True": "received[:] = True",
         "index = index * factor.size + grid[factors.index(factor)]": "index = grid[factors.index(factor)]",
         "if (table == table[:1]).all():": "if True:",
-        "taken[taken == _EMPTY_SLOT] = nothing": "taken[taken == _EMPTY_SLOT] = 0",
+        "table[table == _EMPTY_SLOT] = rows": "table[table == _EMPTY_SLOT] = 0",
         "return lax.rev(buffers[0], (0,))": "return buffers[0]",
         "if source not in senders and destination not in receivers:": "if source not in senders:",
-        "nothing += width": "nothing += 1",
+        "rows += width": "nothing += 1",
         "copies = lax.broadcast(chunk.data, (view.total_size(names),))": "copies = lax.broadcast(chunk.data, (1,))",
     },
 )
@@ -402,7 +401,7 @@ found_by(
         "optimize=copy.deepcopy(optimize)": "optimize=optimize",
         "letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)": "letters = term.letters",
         "*range(min(0, len(letters) - 1 - ndim), 0)": "*range(max(0, ndim + 1 - len(letters)))",
-        "if axis == name and does:": "if False:",
+        "if axis == name and operand_varies:": "if False:",
         "axes = sorted(frozenset().union(*(t.names for t in terms)) - names, key=str)": "axes = []",
         "skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)": (
             "skipped = tuple(() for t in terms)"
@@ -431,8 +430,8 @@ found_by(
             "return jax.ShapeDtypeStruct(shape, aval.dtype)"
         ),
         "if extra:\n        cotangent = sum_over(": "if False:\n        cotangent = sum_over(",
-        "return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])": (
-            "return restore(apply(*given))"
+        "return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, cts)), tuple(cts))[1])": (
+            "return restore(apply(*cts))"
         ),
         "collectives_of(eqn).union(*map(read, eqn.invars))": "collectives_of(eqn)",
         "lax.convert_element_type(cotangent.data, dtype)": "cotangent.data",
@@ -444,7 +443,7 @@ found_by(
     "test_transformations::test_custom_rules",
     "test_random_bodies::test_linear_algebra",
     edits={
-        "found = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]": "found = []",
+        "results = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]": "results = []",
         "return [*out_tree.flatten_up_to(outs), *found]": "return [*out_tree.flatten_up_to(outs), *tangents[:1]]",
         "if not tangent.names <= primal.names:": "if False:",
         "return [next(differentiable) if smooth else value for value, smooth in zip(constant, inexact)]": (
@@ -465,7 +464,7 @@ found_by(
         ),
         '"reverse": scan.reverse': '"reverse": False',
         "data = jnp.moveaxis(value.data, at, 0) if at else value.data": "data = value.data",
-        "results = [_union([decides, *names]) for names": "results = [_union(names) for names",
+        "results = [_union([predicate, *names]) for names": "results = [_union(names) for names",
         "operands = [cast_to(ev.view, v, index.names) for v in operands]\n": "\n",
     },
 )
@@ -506,8 +505,8 @@ found_by(
     "test_branches",
     edits={
         "if order <= _ORDERS and isinstance(_jax.read(eqn), (": "if False and isinstance(_jax.read(eqn), (",
-        "found.append(frozenset(ev.view.placements))": "pass",
-        "apart = lambda name: name not in self.mask.names and self.ev.view.is_own(name)": "apart = lambda name: False",
+        "names.append(frozenset(ev.view.placements))": "pass",
+        "together = lambda name: name not in self.mask.names and": "together = lambda name: False and",
         "run([eqn], own if place is _Place.OWN else shared)": "run([eqn], own)",
         "whole = any(flowing) or any(alone)": "whole = any(alone)",
         "(inside if place is _Place.INSIDE else self.ev).run(": "self.ev.run(",
@@ -527,7 +526,7 @@ found_by(
         "order.extend(loops.index(loop) for loop in place.loops)": (
             "order.extend(sorted(loops.index(loop) for loop in place.loops))"
         ),
-        "mine = [loop for loop in loops if loop in looped]": "mine = list(looped)",
+        "own = [loop for loop in loops if loop in looped]": "own = list(looped)",
         "inside.update(dict.fromkeys(eqn.outvars, together))": (
             "inside.update(dict.fromkeys(eqn.outvars, frozenset().union(*own.values())))"
         ),
@@ -644,7 +643,6 @@ found_by(
     },
 )
 found_by(
-    "test_combinations::test_a_function_with_a_batching_rule_hides_no_names",
     "test_primitives",
     edits={"if (used := names_used(eqn) & self.own) or (": "if (used := frozenset()) or ("},
 )

@@ -36,7 +36,6 @@ from xmap_compat._jax.version import VERSION, parse_version
 
 # name: (the releases that have it: "0.9 on", or "0.9 to 0.12" for one that is gone; what breaks without it)
 NEEDED = {
-    "jax._src.config._check_vma": ("0.9 on", "a rule traced within our shard_map sees the types of its values"),
     "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 on", "jnp.sum(x, axis='ij') reads i and j"),
     "jax._src.mesh.get_concrete_mesh": ("0.9 on", "under jit, the mesh of jax.set_mesh has no devices"),
     "axis_data.name": ("0.9 on", "collectives of a vmap inside a body"),
@@ -73,7 +72,7 @@ NICE = {
     },
 }
 # Of those that JAX still has.
-MOST_NEEDED, MOST = 4, 25
+MOST_NEEDED, MOST = 3, 24
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {

@@ -736,21 +736,49 @@ def test_two_axes_on_one_mesh_axis(name, tmp_path, monkeypatch):
         assert_close(left.run(), (x.mean(0), np.full(6, 8.0)))
 
 
-def test_axes_that_two_meshes_split_differently_are_refused_as_a_later_mesh_may_have_both(tmp_path, monkeypatch):
-    """There `axes_of` would find the mesh axes of the other one."""
+def test_one_function_serves_xmaps_that_split_an_axis_in_several_ways_on_one_mesh(tmp_path, monkeypatch):
     program = """
         def body(v):
-            return v + lax.psum(v, 'i')
+            return v - lax.pmean(v, 'i')
 
-        f = xmap(body, ['i', ...], ['i', ...], axis_resources={'i': 'd'})
-        g = xmap(body, ['i', ...], ['i', ...], axis_resources={'i': ('d', 'e')})
-        with Mesh(devices[:4], 'd'):
-            f(x)
+        ways = {}, {'i': 'd'}, {'i': ('d', 'e')}, {'i': ('e', 'd')}
+        fs = [xmap(body, ['i', ...], ['i', ...], axis_resources=way) for way in ways]
         with Mesh(devices[:4].reshape(2, 2), ('d', 'e')):
-            g(x)
+            results = tuple(f(x) for f in fs)
     """
     left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
-    assert "both names have a meaning there" in left.refused[0] and left.refused[1]
+    assert left.refused == [None] and "lax.pmean(v, axes_of('i'))" in left.text
+    assert_close(left.run(), (x - x.mean(0),) * 4)
+
+
+EXCHANGED = {
+    "a part of the mesh axes": ("'d'", "('d', 'e')", "'i', 'd', 'e'"),
+    "the other order": ("('d', 'e')", "('e', 'd')", "'d', 'e'"),
+    "none, and one that has the name of the axis": ("()", "'i'", "'i', 'd'"),
+}
+
+
+@pytest.mark.parametrize("way", EXCHANGED)
+def test_each_of_two_xmaps_that_another_run_gives_the_resources_of_the_other_raises_an_error(
+    way, tmp_path, monkeypatch
+):
+    first, second, names = EXCHANGED[way]
+    program = f"""
+        first, second = {first}, {second}
+        f = xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={{'i': first}})
+        g = xmap(lambda v: v + lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={{'i': second}})
+        with Mesh(devices[: 2 ** len(({names}))].reshape((2,) * len(({names}))), ({names})):
+            results = calls(f, g)
+    """
+    both = program.replace("calls(f, g)", "f(x), g(x)")
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(both))
+    assert left.refused == [None, None]
+    assert_close(left.run(), (x - x.mean(0), x + x.mean(0)))
+    exchanged = left.text.replace(f"first, second = {first}, {second}", f"first, second = {second}, {first}")
+    for own in ("f(x)", "g(x)"):
+        left.texts["program.py"] = exchanged.replace("f(x), g(x)", own)
+        with pytest.raises(NameError, match="unbound axis name: i"):
+            left.run()
 
 
 SHARED = {
@@ -786,7 +814,7 @@ def test_a_call_that_is_not_edited_and_names_an_axis_as_its_mesh_axis_is_a_place
         "return v - lax.pmean(v, 'd')",
     }
     assert_close(left.run(), x - x.mean(0))
-    assert '\nSPLIT: dict = {"d": [("d",)]}  #' in left.edited.helpers  # of which the report warns
+    assert left.edited.of_one_name == ["d"]  # of which the report warns
 
 
 RESOURCES = {"{}": "{'i': 'd'}", "{'i': 'd'}": "{'i': ('d', 'e')}", "{'i': ('d', 'e')}": "{'i': ('e', 'd')}"}

@@ -137,44 +137,6 @@ def test_frechet_derivative_of_all_pairs(assignment, rng):
     assert_close(result, np.stack([[frechet_by_scipy(x, y) for y in e] for x in a]), atol=1e-4)
 
 
-# Functions of a matrix and a vector, written without any named axes in mind; NumPy's are called pair by pair.
-POSITIONAL_FUNCTIONS = {
-    "solve": (jnp.linalg.solve, np.linalg.solve),
-    "inverse": (lambda a, v: jnp.linalg.inv(a) @ v, lambda a, v: np.linalg.inv(a) @ v),
-    "determinant": (lambda a, v: jnp.linalg.det(a) * v, lambda a, v: np.linalg.det(a) * v),
-    "factor": (
-        lambda a, v: jnp.linalg.cholesky(a @ a.T + jnp.eye(3)) @ v,
-        lambda a, v: np.linalg.cholesky(a @ a.T + np.eye(3)) @ v,
-    ),
-    "sort": (lambda a, v: jnp.sort(a + v, axis=0), lambda a, v: np.sort(a + v, axis=0)),
-    "rank": (lambda a, v: jnp.argsort(a @ v), lambda a, v: np.argsort(a @ v)),
-    "sums": (lambda a, v: jnp.cumsum(a * v, axis=1), lambda a, v: np.cumsum(a * v, axis=1)),
-    "lookup": (lambda a, v: a[jnp.argmax(v)], lambda a, v: a[np.argmax(v)]),
-    "update": (
-        lambda a, v: a.at[jnp.argmin(v)].set(v),
-        lambda a, v: np.where(np.arange(3)[:, None] == v.argmin(), v, a),
-    ),
-    "waves": (lambda a, v: jnp.abs(jnp.fft.fft(a @ v)), lambda a, v: np.abs(np.fft.fft(a @ v))),
-    "filter": (lambda a, v: jnp.convolve(a[0], v), lambda a, v: np.convolve(a[0], v)),
-}
-
-
-@under(
-    [
-        Assignment({}, None),
-        Assignment({"a": "y"}),
-        Assignment({"a": "x", "v": "y"}, (2, 3)),
-        Assignment({"a": ("y", "x")}, (2, 2)),
-    ]
-)
-@pytest.mark.parametrize("name", POSITIONAL_FUNCTIONS)
-def test_functions_written_without_names_in_mind(assignment, name, rng):
-    function, by_numpy = POSITIONAL_FUNCTIONS[name]
-    a, v = normal(rng, 4, 3, 3) + 2 * np.eye(3, dtype=np.float32), normal(rng, 3, 3)
-    result = run(assignment, function, (["a", ...], ["v", ...]), ["a", "v", ...], a, v)
-    assert_close(result, np.stack([[by_numpy(x, y) for y in v] for x in a]), rtol=1e-4, atol=1e-4)
-
-
 # ------------------------------------------------------------------------ broadcasting
 
 
@@ -230,52 +192,6 @@ def test_missing_names_broadcast_like_missing_positions(assignment, rng):
     in_axes = (["a", ...], ["b", ...])
     result = run(assignment, lambda x, y: jnp.maximum(x, y), in_axes, ["b", "a", ...], x, y)
     assert_close(result, np.maximum(x[None], y[:, None, None]))
-
-
-# Operators of two arguments; NumPy has them under the same names.
-OPERATORS = ["add", "subtract", "multiply", "divide", "maximum", "arctan2", "hypot", "logaddexp", "copysign", "less"]
-SHAPES = {"scalars": ((), ()), "vectors": ((3,), (3,)), "a scalar and a vector": ((), (3,))}
-
-
-@under(two_axes("a", "b")[::4])
-@pytest.mark.parametrize("shapes", SHAPES)
-def test_numpy_operators_broadcast_by_name(assignment, shapes, rng):
-    first, second = SHAPES[shapes]
-    x, y = normal(rng, 8, *first), normal(rng, 12, *second)
-
-    def body(x, y):
-        return {name: getattr(jnp, name)(x, y) for name in OPERATORS}
-
-    result = run(assignment, body, (["a", ...], ["b", ...]), ["a", "b", ...], x, y)
-    left, right = (x[:, None], y[None]) if shapes != "a scalar and a vector" else (x[:, None, None], y[None])
-    assert_close(result, {name: getattr(np, name)(left, right) for name in OPERATORS})
-
-
-@under(two_axes("a", "b")[::2])
-@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
-def test_selections_broadcast_by_name(assignment, shape, rng):
-    """Any of the three arguments may be the one that has a name, or a Python number."""
-
-    def body(x, y):
-        return [
-            jnp.where(x > 0, y, -1.0),
-            jnp.where(y > 0, 0.5, x),
-            jnp.where(x > 0, 2.0, 1.0) + y,
-            jnp.clip(x, -y * y, 0.5),
-            jnp.clip(0.25, -1.0, x) + y,
-        ]
-
-    x, y = normal(rng, 8, *shape), normal(rng, 12, *shape)
-    result = run(assignment, body, (["a", ...], ["b", ...]), ["a", "b", ...], x, y)
-    x, y = x[:, None], y[None]
-    expected = [
-        np.where(x > 0, y, -1),
-        np.where(y > 0, 0.5, x),
-        np.where(x > 0, 2, 1) + y,
-        np.clip(x, -y * y, 0.5),
-        np.clip(0.25, -1, x) + y,
-    ]
-    assert_close(result, expected)
 
 
 def test_the_wrapped_function_keeps_its_name():

@@ -63,6 +63,7 @@ CASES = {
     ),
     "spaces": (" n {batch , keys} , {keys} -> n {batch} ", ["batch n keys", "keys"], "batch n"),
     "ellipsis": ("...n{keys},n...{keys}->...", ["m n keys", "keys n m"], "m"),
+    "an ellipsis of fewer dimensions": ("...{keys},...{keys}->...", ["keys n m", "keys m"], "n m"),
 }
 
 
@@ -200,7 +201,9 @@ def test_the_path_is_chosen_for_what_a_device_holds(mesh, rng):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("optimize", ["auto", "greedy", "optimal", True, False], ids=str)
+@pytest.mark.parametrize(
+    "optimize", ["auto", True, False, opt_einsum.RandomGreedy(max_repeats=4)], ids=lambda x: str(x)[:9]
+)
 @pytest.mark.parametrize("resources", [{}, {"keys": "x", "heads": "y"}], ids=str)
 def test_any_strategy_gives_the_same_result(optimize, resources, mesh, rng):
     args = arguments("three", rng)
@@ -262,15 +265,6 @@ def test_the_dots_of_a_derivative_have_the_types_of_jax():
     dots = lambda fun: re.findall(r":(\w+)\[[^ ]* = dot_general", str(jax.make_jaxpr(fun)(v, v)))
     mapped = xmap(jax.grad(over_i), (["i", ...], ["i", ...]), ["i", ...])
     assert dots(mapped) == dots(jax.vmap(jax.grad(own))) == ["f32", "f32"]
-
-
-@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
-def test_dots_of_any_number_of_dimensions_broadcast_from_the_right(resources, mesh, rng):
-    v, w = (rng.normal(size=s).astype(np.float32) for s in [(4, 2, 3), (4, 3)])
-    fun = xmap(
-        lambda v, w: einsum("...{i},...{i}->...", v, w), (["i", ...], ["i", ...]), [...], axis_resources=resources
-    )
-    np.testing.assert_allclose(fun(v, w), (v * w[:, None]).sum(0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("resources", [{}, {"keys": "x"}, {"batch": "x", "heads": "y"}], ids=str)
@@ -445,12 +439,6 @@ def test_without_an_arrow_the_letters_of_the_output_are_sorted_as_in_numpy(spec,
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_strategy_may_be_an_optimizer(rng):
-    args = arguments("three", rng)
-    got = named("three", {}, optimize=opt_einsum.RandomGreedy(max_repeats=4))(*args)
-    np.testing.assert_allclose(got, oracle("three")(*args), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("contract", ["psum", "pdot", "einsum"])
 @pytest.mark.parametrize("resources", SPLITS, ids=str)
@@ -490,80 +478,3 @@ def test_braces_name_the_axes_of_any_vmap(wrap, rng):
         TypeError, match=re.escape("mentions the named axis `i` in operand 0 ('n{i}') and skips it in operand 1")
     ):
         wrap(skipped)(x, y)
-
-
-@pytest.mark.parametrize("resources", [{}, {"keys": "x"}, {"batch": "x", "keys": "y"}], ids=str)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_gradients_of_a_contraction_are_one_dot_each(resources, dtype, mesh, rng):
-    args = [jnp.asarray(a, dtype) for a in arguments("tutorial", rng)]
-    fun = named("tutorial", resources, preferred_element_type=jnp.float32)
-
-    def both(x, y, ct):
-        return jax.vjp(fun, x, y)[1](ct)
-
-    ct = jnp.ones(oracle("tutorial")(*args).shape, jnp.float32)
-    program = compiled(both, *args, ct)
-    assert dots(program.as_text()) == 2
-    expected = jax.vjp(oracle("tutorial"), *(a.astype(jnp.float32) for a in args))[1](ct)
-    for got, want in zip(both(*args, ct), expected):
-        assert got.dtype == dtype
-        np.testing.assert_allclose(got.astype(np.float32), want, rtol=2e-2, atol=2e-2)
-
-
-def test_no_temporary_is_larger_than_operands_and_result(rng):
-    x, y = rng.normal(size=(32, 3, 128)).astype(np.float32), rng.normal(size=(128, 64)).astype(np.float32)
-    fun = xmap(lambda x, y: einsum("n{b,k},{k,m}->n{b,m}", x, y), ({0: "b", 2: "k"}, ["k", "m", ...]), {0: "b", 2: "m"})
-    by_hand = compiled(lambda x, y: jnp.einsum("bnk,km->bnm", x, y), x, y).memory_analysis()
-    assert compiled(fun, x, y).memory_analysis().temp_size_in_bytes <= max(by_hand.temp_size_in_bytes, x.nbytes)
-
-
-# ------------------------------------------------------------------- larger programs
-
-
-def attention(queries, keys, values):
-    """Attention weights over named keys: batch and heads are never mentioned."""
-    scores = einsum("d{queries},d{keys}->{queries,keys}", queries, keys) / np.sqrt(queries.shape[0])
-    weights = jax.nn.softmax(scores, axis="keys")
-    return einsum("{queries,keys},d{keys}->d{queries}", weights, values)
-
-
-def positional_attention(q, k, v):
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / np.sqrt(q.shape[-1])
-    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1), v)
-
-
-ATTENTION_PLACEMENTS = [
-    {},
-    {"batch": "x"},
-    {"heads": "x"},
-    {"batch": "x", "heads": "y"},
-    {"queries": "x"},
-    {"keys": "x"},
-    {"queries": "x", "keys": "y"},
-    {"keys": ("x", "y")},
-]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("resources", ATTENTION_PLACEMENTS, ids=str)
-def test_attention_equals_positional(resources, mesh, rng):
-    q, k, v = (rng.normal(size=(4, 4, 8, 5)).astype(np.float32) for _ in range(3))
-    kv, layout = ["batch", "heads", "keys", ...], ["batch", "heads", "queries", ...]
-    fun = xmap(attention, (layout, kv, kv), layout, axis_resources=resources)
-    np.testing.assert_allclose(fun(q, k, v), positional_attention(q, k, v), rtol=1e-4, atol=1e-5)
-    loss = lambda f: lambda *a: jnp.sum(jnp.sin(f(*a)))
-    got = jax.grad(loss(fun), (0, 1, 2))(q, k, v)
-    want = jax.grad(loss(positional_attention), (0, 1, 2))(q, k, v)
-    for g, w in zip(got, want):
-        np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-4)
-
-
-# ---------------------------------------------------------------------------- pdot
-
-
-def test_pdot_under_a_vmap_that_binds_its_axis(rng):
-    x, y = rng.normal(size=(6, 3, 4)).astype(np.float32), rng.normal(size=(6, 2, 4)).astype(np.float32)
-    inner = jax.vmap(lambda a, b: pdot(a, b, "k"), in_axes=1, axis_name="k")
-    fun = xmap(inner, (["i", ...], ["i", ...]), ["i", ...])
-    expected = np.einsum("ink,imk->inm", x, y)
-    np.testing.assert_allclose(fun(x, y), np.broadcast_to(expected[:, None], (6, 4, 3, 2)), rtol=1e-4, atol=1e-4)

@@ -29,10 +29,7 @@ from xmap_compat._jax.equations import (
     Scan,
     ShardMap,
     While,
-    instantiate_symbolic,
-    is_symbolic_zero,
     read,
-    symbolic_zero,
 )
 from xmap_compat._jax.inlining import inline_calls
 from xmap_compat._jax.jaxprs import (
@@ -90,11 +87,12 @@ from xmap_compat._jax.primitives import (
     define_dual_primitives,
     define_named_primitive,
 )
-from xmap_compat._jax.tracing import current_trace, is_bound, jit, plain_context
+from xmap_compat._jax.tracing import current_trace, is_bound, jit, plainly
 from xmap_compat._jax.types import (
     draws_from_rbg,
     explicit_spec,
     float0,
+    instantiate_symbolic,
     is_key,
     varying_axes,
     varying_axes_of,

@@ -14,13 +14,14 @@ from jax.extend.core import primitives
 from jax.interpreters import ad, batching
 
 from xmap_compat._jax.jaxprs import pbroadcast_p, reduce_scatter_p
+from xmap_compat._jax.primitives import bind
 
 
 class Restoration:
     """Names and rules that modern JAX lacks, present while any thread needs them.
 
-    It is counted: the first user installs, and the last one restores exactly what was there.  What is
-    installed does nothing in other threads, except for attributes that JAX does not have.
+    The first user installs them, and the last one restores exactly what was there.  In other threads they do
+    nothing, except for attributes that JAX does not have.
     """
 
     def __init__(self):
@@ -139,13 +140,12 @@ def _linear_transpose(rule):
 def mend_collective_batching(restoration: Restoration, refused: Callable[[str, Any], Exception]) -> None:
     """Mend or refuse what the batching rules of JAX (to 0.12) get wrong, for a vmap inside a body.
 
-    Over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped dimension that follows the
-    scattered one: this is mended; ``all_to_all`` lacks groups.  Over the vmap's own axis, ``ppermute`` forgets that
-    axis beside others, ``pbroadcast`` fails, and so do ``all_gather`` and
-    ``psum_scatter`` beside others.
+    Mended: over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped dimension that follows
+    the scattered one.  Refused: ``all_to_all`` in groups fails; over the vmap's own axis, ``pbroadcast`` fails; over
+    that axis and others, ``ppermute`` forgets it, and ``all_gather`` and ``psum_scatter`` fail.
 
     Args:
-      refused: from a primitive's name and its axes to the error.
+      refused: ``(name of the primitive, its axes) -> error``.
     """
     exchanges = primitives.all_gather_p, primitives.all_to_all_p, primitives.ppermute_p
     for primitive in (*exchanges, reduce_scatter_p, pbroadcast_p):
@@ -175,29 +175,21 @@ def _batch_scatter(x, d, *, scatter_dimension, tiled, **params):
     return out, d - (follows and not tiled)
 
 
-def restore_extremum_gradients(
-    restoration: Restoration,
-    rule: Callable[..., Any],
-    in_body: Callable[[], bool],
-) -> None:
-    """Give ``pmax`` and ``pmin`` a derivative inside named bodies; JAX has none.
+def restore_extremum_gradients(restoration: Restoration, rule: Callable[..., Any], in_body: Callable[[], bool]) -> None:
+    """Give ``pmax`` and ``pmin`` a derivative inside bodies; JAX has none.
 
-    ``rule(x, tangent, out, axes, axis_index_groups)`` gives the tangent of the extremum ``out``.
+    ``rule(x, tangent, out, axes=, axis_index_groups=)`` gives the tangent of the extremum ``out``.
     """
     for primitive in (primitives.pmax_p, primitives.pmin_p):
         restoration.entry(ad.primitive_jvps, primitive, _extremum_jvp(primitive, rule, in_body))
 
 
 def _extremum_jvp(primitive, rule, in_body):
-    def jvp(primals, tangents, *, axes, axis_index_groups):
+    def jvp(primals, tangents, **params):
         if not in_body():
             raise NotImplementedError(f"Differentiation rule for '{primitive}' not implemented")
         (x,), (t,) = primals, tangents
-        out = primitive.bind(x, axes=axes, axis_index_groups=axis_index_groups)
-        if isinstance(out, (list, tuple)):
-            (out,) = out
-        if type(t) is ad.Zero:
-            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-        return out, rule(x, t, out, axes, axis_index_groups)
+        (out,) = bind(primitive, [x], params)
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval()) if type(t) is ad.Zero else rule(x, t, out, **params)
 
     return jvp

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
-from jax._src import config
 
 from xmap_compat._jax.version import trace_state
 
@@ -20,17 +18,28 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
         return jax.jit(fun, backend=backend, **options)
 
 
-@contextlib.contextmanager
-def plain_context() -> Iterator[None]:
-    """Trace as at top level: no manual or explicit mesh in types, no varying-axes checks.
+_UNCHECKED = jax.sharding.AbstractMesh((1,), ("xmap_compat_unchecked",))
+
+
+def plainly(make: Callable[[], Any]) -> Any:
+    """The result of ``make``, which traces as at top level: without manual or explicit meshes and their checks.
 
     A named program must not depend on where it will run; a custom rule of the user is
     traced late, from within a typed ``shard_map``, and must not see that.
     """
     current = jax.sharding.get_abstract_mesh()
     mesh = current if not current.empty and current.are_all_axes_auto else jax.sharding.AbstractMesh((), ())
-    with jax.sharding.use_abstract_mesh(mesh), config._check_vma(False):
-        yield
+    results: list[Any] = []
+
+    def plain():
+        with jax.sharding.use_abstract_mesh(mesh):
+            results.append(make())
+
+    # The checks of an enclosing shard_map end within one without checks, which is traced for this purpose only.
+    unchecked = jax.shard_map(plain, mesh=_UNCHECKED, in_specs=(), out_specs=jax.P(), check_vma=False)
+    with jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(unchecked) if current.manual_axes else plain()
+    return results[0]
 
 
 def current_trace() -> Any:

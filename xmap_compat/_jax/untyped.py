@@ -1,4 +1,4 @@
-"""Call operations that have no varying mesh axes in their types or lowerings as they are called outside."""
+"""Calls of operations whose types or lowerings know no varying mesh axes: they run as outside of a ``shard_map``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from xmap_compat._jax.primitives import Primitive, bind
-from xmap_compat._jax.tracing import plain_context
+from xmap_compat._jax.tracing import plainly
 from xmap_compat._jax.types import varying_axes_of, varying_like
 
 
@@ -19,11 +19,11 @@ def jaxpr_of_equation(eqn: Any) -> Any:
 
 
 def _plain_jaxpr(fun, avals):
-    with plain_context():
-        return jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals))
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    return plainly(lambda: jax.make_jaxpr(fun)(*types))
 
 
-# A call of a jaxpr without varying types among values that have them.
+# A call of a jaxpr whose types do not vary, on values whose types do.
 untyped_call_p = Primitive("untyped_call")
 untyped_call_p.multiple_results = True
 
@@ -35,9 +35,8 @@ def _untyped_call_types(*avals, jaxpr):
 
 
 def _lower_untyped_call(ctx, *args, jaxpr):
-    with plain_context():
-        lower = mlir.lower_fun(jex_core.jaxpr_as_fun(jaxpr), multiple_results=True)
-        return lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args)
+    lower = mlir.lower_fun(jex_core.jaxpr_as_fun(jaxpr), multiple_results=True)
+    return plainly(lambda: lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args))
 
 
 def _untyped_call(fun, *args):
@@ -52,7 +51,7 @@ def _batch_untyped_call(args, dims, *, jaxpr):
 
 
 def _jvp_untyped_call(primals, tangents, *, jaxpr):
-    """The tangents are a call of their own, which is linear in those of the operands."""
+    """The tangents are a call of their own, which is linear in the tangents of the operands."""
     moving = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
     inexact = [k for k, aval in enumerate(jaxpr.out_avals) if aval.to_tangent_aval().dtype != jax.dtypes.float0]
 
@@ -62,9 +61,9 @@ def _jvp_untyped_call(primals, tangents, *, jaxpr):
         return jax.jvp(fun, tuple(primals[k] for k in moving), tangents)[1]
 
     outs = untyped_call_p.bind(*primals, jaxpr=jaxpr)
-    found = dict(zip(inexact, _untyped_call(pushed, *primals, *(tangents[k] for k in moving))))
+    out_tangents = dict(zip(inexact, _untyped_call(pushed, *primals, *(tangents[k] for k in moving))))
     zeros = (ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs)
-    return outs, [found.get(k, zero) for k, zero in enumerate(zeros)]
+    return outs, [out_tangents.get(k, zero) for k, zero in enumerate(zeros)]
 
 
 def _transpose_untyped_call(cts, *operands, jaxpr):
@@ -72,17 +71,17 @@ def _transpose_untyped_call(cts, *operands, jaxpr):
     known = [x for x in operands if not ad.is_undefined_primal(x)]
 
     def pulled(*args):
-        given = iter(args)
-        primals = [None if k in linear else next(given) for k in range(len(operands))]
+        rest = iter(args)
+        primals = [None if k in linear else next(rest) for k in range(len(operands))]
         fun = lambda *xs: _call_with(jaxpr, primals, linear, xs)  # noqa: E731
-        return jax.linear_transpose(fun, *(jaxpr.in_avals[k] for k in linear))(list(given))
+        return jax.linear_transpose(fun, *(jaxpr.in_avals[k] for k in linear))(list(rest))
 
-    found = dict(zip(linear, _untyped_call(pulled, *known, *map(ad.instantiate_zeros, cts))))
-    return [found.get(k) for k in range(len(operands))]
+    cotangents = dict(zip(linear, _untyped_call(pulled, *known, *map(ad.instantiate_zeros, cts))))
+    return [cotangents.get(k) for k in range(len(operands))]
 
 
 def _call_with(jaxpr, args, where, values):
-    """The results of a jaxpr where some arguments are replaced."""
+    """The results of a jaxpr for its arguments, of which those at the positions ``where`` are replaced."""
     return jex_core.jaxpr_as_fun(jaxpr)(*{**dict(enumerate(args)), **dict(zip(where, values))}.values())
 
 

@@ -14,24 +14,24 @@ class _Subprogram(NamedTuple):
     Attributes:
       operands: which operands of the equation it gets.
       repeats: how often it runs; None if that is unknown.
-      decides: whether it is the condition of a loop; the results of any other body are those of the equation.
+      is_condition: whether it is the condition of a loop; the results of any other body are those of the equation.
     """
 
     jaxpr: Any
     operands: Sequence[int]
     repeats: int | None = 1
-    decides: bool = False
+    is_condition: bool = False
 
 
 def bodies_of(held: Any) -> list[_Subprogram]:
-    """The jaxprs that an equation runs where its rules and derivatives are left aside."""
+    """The jaxprs that an equation runs; those of its rules and derivatives are left out."""
     if isinstance(held, _jax.Scan):
         return [_Subprogram(held.body, _positions(held.body), held.length)]
     if isinstance(held, _jax.While):
         operands = _positions(held.condition, held.num_body_consts)
         consts, carry = range(held.num_condition_consts), operands[held.num_condition_consts :]
         return [
-            _Subprogram(held.condition, [*consts, *carry], None, decides=True),
+            _Subprogram(held.condition, [*consts, *carry], None, is_condition=True),
             _Subprogram(held.body, _positions(held.body, held.num_condition_consts), None),
         ]
     if isinstance(held, _jax.Cond):
@@ -48,7 +48,7 @@ def _positions(jaxpr, first=0):
 
 
 def carry_of(held: Any) -> slice:
-    """The operands that a loop carries from one iteration to the next; its first results are their last values."""
+    """The operands that a loop carries from one iteration to the next; the first results are their last values."""
     if isinstance(held, _jax.Scan):
         return slice(held.num_consts, held.num_consts + held.num_carry)
     return slice(held.num_condition_consts + held.num_body_consts, None) if isinstance(held, _jax.While) else slice(0)

@@ -1,14 +1,14 @@
 """Collectives over whole devices whose transposes are those of typed values.
 
-Inside our ``shard_map`` these are JAX's, with the varying axes in the types.  A nested xmap is evaluated
-into the named program of the outer one, where types do not show what varies over devices; there they are
-primitives of our own, in two pairs of transposes, which the outermost xmap translates:
+Inside our ``shard_map`` they are JAX's own, with the varying axes in the types.  A nested xmap is evaluated
+into the named program of the outer one, where types do not show what varies over devices.  There they are
+primitives of our own, which the outermost xmap translates.  Each is the transpose of the other one of its pair:
 
 - ``vary`` (equal on all devices -> may differ) and ``sum`` (differs -> the sum, equal on all);
 - ``gather`` (differs -> all values in a new first dimension, equal on all) and ``take`` (the reverse).
 
-Over axes of the user they are the ends of a function of a whole axis, which begins with ``gather`` and ends with
-``take``, or with ``vary``, whose result there does not vary: see ``numpy.py``.
+A function of a whole axis of the user has them at its ends: it begins with ``gather``, and ends with ``take`` or, for
+a result that does not vary, with ``vary``: see ``core/nested/whole.py``.
 """
 
 from __future__ import annotations

@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
 from xmap_compat.core.bodies import bodies_of, carry_of
 from xmap_compat.core.collectives import COLLECTIVES, check_parameters, collectives_in, names_used, result_names
+from xmap_compat.core.errors import LEGACY, einsum_skipped_axis, quoted, repeated_axis, resource_conflict
 from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import MeshAxis, Placement, is_of_devices
 from xmap_compat.core.specs import AxisName
@@ -35,7 +35,7 @@ class Checker:
       fun: the name of the function, for messages.
       outer_axes: mesh axes that belong to the outermost xmap around this one; known only where a program is
         checked, not where it is evaluated.
-      met: filled with each ``OwnElement`` that a collective, or a predicate around one, was found to depend on.
+      met: each ``OwnElement`` that a collective, or a predicate around one, depends on; filled by the inference.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -85,14 +85,14 @@ class Checker:
         of_devices = all(map(is_of_devices, eqn.params.get("axes", ())))
         if eqn.primitive.name not in ("device_take", "device_vary") or not of_devices:
             return f"the result of {eqn.primitive.name} at {self.where(eqn)}"
-        # How a nested xmap takes its part of an argument, or of a value that it closes over.
+        # By these a nested xmap takes its part of an argument, or of a value that it closes over.
         nested = getattr(_jax.read(self._around[-1]), "name", "") if self._around else ""
         if eqn.primitive.name == "device_take":
             return f"an input to an xmapped function {nested} (xmap called at {self.where(eqn)})"
         return f"a value that an xmapped function {nested} uses at {self.where(eqn)}"
 
     def where(self, eqn: Any) -> str:
-        """The user's line of an equation.  In a jitted function of JAX it may have none; then the line of the call."""
+        """The user's line of an equation, or of the call around it: equations of JAX's jitted functions have none."""
         return _jax.where_in_user_code(eqn, *reversed(self._around))
 
     def check_distinct_resources(self, names: Names, place: Callable[[], str]) -> None:
@@ -104,41 +104,41 @@ class Checker:
             for resource in sorted(self.placements[name].resources, key=str):
                 if resource in owner:
                     first, second = (self._taken_by.get(n, n) for n in (owner[resource], name))
-                    raise errors.names_meet(first, second, resource, place())
+                    raise _names_meet(first, second, resource, place())
                 owner[resource] = name
 
     def _structured(self, eqn, inputs):
-        found = _jax.read(eqn)
-        rule = _STRUCTURED.get(type(found))
+        held = _jax.read(eqn)
+        rule = _STRUCTURED.get(type(held))
         if rule is None:
             return self._ordinary(eqn, inputs)
         self._around.append(eqn)
         try:
-            return rule(self, found, inputs, eqn)
+            return rule(self, held, inputs, eqn)
         finally:
             self._around.pop()
 
     def _ordinary(self, eqn, inputs):
-        """An operation in no table, which must name no axes of this xmap, nor call Python from within."""
+        """An operation in no table, which must name no axes of this xmap, nor hold a program that calls Python."""
         if eqn.primitive.name == "io_callback":
-            self.met.update(alone(_union(inputs), self.placements))  # each device calls with its own
+            self.met.update(alone(_union(inputs), self.placements))  # each device calls it with its own values
         calls = any(inner.primitive.name == "io_callback" for inner, _ in _jax.walk(eqn.params))
         if (used := names_used(eqn) & self.own) or (calls and not eqn.effects):  # with effects, it is evaluated
-            raise errors.unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
+            raise _unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
         return [_union(inputs)] * len(eqn.outvars)
 
     def _collective(self, eqn, inputs):
         mentioned = mentioned_names(eqn.params)
         self._taken_by.update((name, name.taken_by) for name in mentioned if isinstance(name, MeshAxis))
         if len(set(mentioned)) < len(mentioned):
-            raise errors.repeated_axis(f"{eqn.primitive.name} at {self.where(eqn)}", mentioned)
+            raise repeated_axis(f"{eqn.primitive.name} at {self.where(eqn)}", mentioned)
         for name in mentioned:
             if name in self.own and self.placements[name].loops:
-                raise errors.loop_collective(name, self.where(eqn))
+                raise _loop_collective(name, self.where(eqn))
         sizes = [self.placements[n].size if n in self.own else lax.axis_size(n) for n in mentioned]
         row = COLLECTIVES[eqn.primitive.name]
         if inputs and 0 in sizes and not (row.reduces or row.joint):
-            raise errors.no_elements(mentioned[sizes.index(0)], self.where(eqn))
+            raise _no_elements(mentioned[sizes.index(0)], self.where(eqn))
         check_parameters(eqn.primitive.name, eqn.params, math.prod(sizes), self.where(eqn))
         if eqn.params.get("mentions") is not None:
             self._check_mentions(eqn, inputs)
@@ -152,8 +152,8 @@ class Checker:
         self.met.update(names - operand if operand - names else ())
         return operand
 
-    def together(self, predicate: Names, *bodies: Any) -> None:
-        """Note what decides alone on a device which branch it takes, or how often it loops, around what is shared."""
+    def note_predicate(self, predicate: Names, *bodies: Any) -> None:
+        """Add to ``met`` what a predicate depends on, if its branches or loops hold collectives or effects."""
         if predicate and any(collectives_in(body) or body.effects for body in bodies):
             self.met.update(alone(predicate, self.placements))
 
@@ -162,7 +162,7 @@ class Checker:
         for names, operand, skipped in zip(inputs, mentions.operands, mentions.skipped):
             for axis, by in skipped:
                 if axis in names:
-                    raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand, self.where(eqn))
+                    raise einsum_skipped_axis(mentions.spec, axis, by, operand, self.where(eqn))
 
 
 def read_names(names: Mapping[Any, Names], atom: Any) -> Names:
@@ -181,30 +181,30 @@ class _Flow(NamedTuple):
     """The named axes in an equation that runs bodies.
 
     Attributes:
-      operands: those of its operands, and of what a loop carries after any number of iterations.
+      operands: those of its operands; of a carry, after any number of iterations.
       results: those of its results.
-      decides: those of what decides which branch runs, or how often a loop does.
+      predicate: those of the index of a branch, or of the condition of a loop.
     """
 
     operands: list[Names]
     results: list[Names]
-    decides: Names
+    predicate: Names
 
 
 def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
     """The fixpoint of the named axes in calls, loops and branches."""
     bodies, carry, operands = bodies_of(held), carry_of(held), list(inputs)
     while True:
-        decides = inputs[0] if isinstance(held, _jax.Cond) else NONE
+        predicate = inputs[0] if isinstance(held, _jax.Cond) else NONE
         outs: list[list[Names]] = []
         for body in bodies:
             names = checker.results(body.jaxpr, [operands[k] for k in body.operands])
-            decides, outs = (decides | names[0], outs) if body.decides else (decides, [*outs, names])
-        results = [_union([decides, *names]) for names in zip(*outs)]
+            predicate, outs = (predicate | names[0], outs) if body.is_condition else (predicate, [*outs, names])
+        results = [_union([predicate, *names]) for names in zip(*outs)]
         grown = [old | new for old, new in zip(operands[carry], results)]
         if grown == operands[carry]:
-            checker.together(decides, *(body.jaxpr for body in bodies))
-            return _Flow(operands, [*grown, *results[len(grown) :]], decides)
+            checker.note_predicate(predicate, *(body.jaxpr for body in bodies))
+            return _Flow(operands, [*grown, *results[len(grown) :]], predicate)
         operands[carry] = grown
 
 
@@ -212,8 +212,8 @@ def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names], eqn: 
     """The same names for all results: a solution, or a root, depends on all that its equation depends on."""
     union = _union(inputs)
     jaxprs = [body.jaxpr for body in bodies_of(held)]
-    found = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]
-    return [_union([union, *itertools.chain(*found)])] * len(eqn.outvars)
+    results = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]
+    return [_union([union, *itertools.chain(*results)])] * len(eqn.outvars)
 
 
 # For the others (custom_vmap, shard_map, linear maps of roots), results vary over the operands' names.
@@ -224,3 +224,37 @@ _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names], Any], list[Name
     ),
     **dict.fromkeys((_jax.LinearSolve, _jax.HijaxOperation), _of_all_operands),
 }
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> TypeError:
+    first, second = sorted((first, second), key=str)
+    resource = getattr(resource, "mesh_axis", resource)  # of a nested xmap
+    return resource_conflict(
+        f"Axes `{first}` and `{second}` are both assigned `{resource}`, but {place} varies over both. Assign another "
+        f"resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
+        "named_shape"
+    )
+
+
+def _unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
+    uses = f"uses the named axes {quoted(names)}" if names else "has an io_callback"
+    return NotImplementedError(
+        f"xmap_compat does not know the operation `{primitive}`, which {uses} at {where}. "
+        "Write it with collectives of jax.lax, or apply it outside of xmap"
+    )
+
+
+def _loop_collective(name: Hashable, where: str) -> RuntimeError:
+    return RuntimeError(
+        f"The function refers to `{name}` at {where}, but axis_resources assign a serial loop to `{name}`. Remove the "
+        f"loop, or the collective{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside "
+        "the xmapped computation"
+    )
+
+
+def _no_elements(name: Hashable, where: str) -> ValueError:
+    return ValueError(f"Axis {name} has size 0, so that nothing can move along it at {where}. Leave the call out there")

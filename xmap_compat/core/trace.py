@@ -51,15 +51,15 @@ def trace_program(
     known = () if enclosing_bodies() else input_names
 
     @functools.wraps(fun)
-    def remembering(*args):
+    def with_known_inputs(*args):
         with known_inputs(jax.tree.leaves(args), known):
             try:
                 return fun(*args)
             except (IndexError, NotImplementedError, TypeError, ValueError) as error:
-                _notes().add_note(error)  # that relates it to named axes
+                _notes().add_note(error)  # says what the error has to do with named axes
                 raise
 
-    closed, shapes = _trace(remembering, types, body, return_shape=True)
+    closed, shapes = _trace(with_known_inputs, types, body)
     jaxpr, consts = _jax.open_jaxpr(closed)
     if not all(hasattr(aval, "shape") for aval in closed.out_avals):
         raise errors.token("A result")
@@ -68,19 +68,26 @@ def trace_program(
 
 def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any:
     """Trace a callable held by a custom rule as the body was traced; returns a closed jaxpr."""
-    return _trace(fun, types, body, return_shape=False)
+    return _trace(fun, types, body)[0]
 
 
-def _trace(fun, types, body, return_shape):
+def _trace(fun, types, body):
     axis_env = [*_new_mesh_axes(body), *body.sizes.items()]
+
+    def trace():
+        closed, shapes = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=True)(*types)
+        closed = _jax.without_references(closed, axis_env)
+        if closed is None:
+            raise errors.reference_from_outside()
+        return closed, shapes
+
     with _body_context(body):
         try:
-            closed = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=return_shape)(*types)
-            return _without_references(closed, axis_env) if return_shape else closed
+            return _jax.plainly(trace)
         except NameError as error:
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
-            # Amended in place, so that the traceback stays the short one that ends at the user's line.
+            # The error is changed in place, so that its traceback stays short and ends at the user's line.
             mesh_axes = getattr(body.scope.mesh, "axis_names", ())
             error.args = errors.unbound_name(str(error), sizes_in_scope(), mesh_axes).args
             raise error from None  # JAX has tried the name as a position
@@ -94,14 +101,6 @@ def _notes() -> Any:
     return importlib.import_module("xmap_compat.core.notes")
 
 
-def _without_references(traced, axis_env):
-    closed, shapes = traced
-    closed = _jax.without_references(closed, axis_env)
-    if closed is None:
-        raise errors.reference_from_outside()
-    return closed, shapes
-
-
 def _new_mesh_axes(body):
     """Mesh axes for nested xmaps, unless an enclosing body has bound them already."""
     return [] if any(outer.mesh_axes for outer in enclosing_bodies()) else body.mesh_axes.items()
@@ -110,7 +109,7 @@ def _new_mesh_axes(body):
 @contextlib.contextmanager
 def _body_context(body: Body) -> Iterator[None]:
     """The context for tracing a body: this thread knows its axes, and JAX has the removed vocabulary again."""
-    with entered_body(body), restored(), _by_our_rules(True), _jax.plain_context():
+    with entered_body(body), restored(), _by_our_rules(True):
         yield
 
 

@@ -1,10 +1,10 @@
 """Find the gathers that are better typed as varying, from the uses of their results.
 
-A gathered value is equal on all devices.  If its type says so, it is cast to varying where it meets a varying value,
-and the transpose of that cast is an all-reduce.  If its type does not say so, the transpose of the gather is a
-reduce-scatter of half the bytes, which suits the weights of FSDP.  But then all its uses must vary over the
-gathered mesh axes, and a value that shrinks before it meets others is summed whole, as in ``all_gather(x).sum(0) * x``.
-A backward pass over each body finds where the uses of every value vary, and how much is cast on the way.
+A gathered value is equal on all devices.  If its type says so, the value is cast to varying where it meets a varying
+value, and the transpose of that cast is an all-reduce.  If its type is varying, the transpose of the gather is a
+reduce-scatter of half the bytes, which suits the weights of FSDP.  But then all uses of the value must vary over the
+gathered mesh axes, and its whole cotangent is sent even if the value shrinks first, as in ``all_gather(x).sum(0) * x``.
+A backward pass over each body finds over which mesh axes the uses of every value vary, and how much is cast there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from xmap_compat.core.names import Checker, Names, flow_through, read_names
 from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.specs import AxisName
 
-# For each mesh axis over which a value varies sooner or later: how many elements of results of it are cast to vary over
-# the axis, on one device; None where the value itself is cast.
+# For each mesh axis that a use of a value is cast to, sooner or later: how many elements are cast, on one device, of
+# the results that are computed from the value; None if the value itself is cast.
 Use = Mapping[Any, float | None]
 
 
@@ -64,7 +64,7 @@ def _gathers_in(held: Any) -> Iterator[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Uses:
-    """The backward pass; ``chosen`` says whether each gather had better vary, wherever its body is called."""
+    """The backward pass; ``chosen`` says for each gather whether a varying type is better in all calls of its body."""
 
     view: DeviceView
     checker: Checker
@@ -81,23 +81,23 @@ class _Uses:
     def _of_inputs(self, jaxpr, inputs, results):
         body, _ = _jax.open_jaxpr(jaxpr)
         variables = _jax.input_vars(body)
-        own = variables[len(variables) - len(inputs) :]
+        input_vars = variables[len(variables) - len(inputs) :]
         names = self.checker.variables(jaxpr, inputs)
 
         def value(atom):
             return self._value(atom.aval, read_names(names, atom))
 
         uses: dict[Any, list[Use]] = collections.defaultdict(list)
-        found = list(zip(body.outvars, results))
+        latest = list(zip(body.outvars, results))
         for eqn in reversed([None, *body.eqns]):
-            for atom, use in found:
+            for atom, use in latest:
                 if not isinstance(atom, _jax.Literal):
                     uses[atom].append(use)
             if eqn is not None:
                 after = [self._together(value(v), uses[v]) for v in eqn.outvars]
                 operands, outs = (list(map(value, atoms)) for atoms in (eqn.invars, eqn.outvars))
-                found = list(zip(eqn.invars, self._of_operands(eqn, operands, outs, after), strict=True))
-        return [self._together(value(v), uses[v]) for v in own]
+                latest = list(zip(eqn.invars, self._of_operands(eqn, operands, outs, after), strict=True))
+        return [self._together(value(v), uses[v]) for v in input_vars]
 
     def _value(self, aval, names):
         local = (self.view.placements[n].local_size for n in self.view.own(names))
@@ -108,13 +108,13 @@ class _Uses:
         return dict.fromkeys(self.view.mesh_axes_of(self.view.own(names)))
 
     def _together(self, value: _Value, uses: Sequence[Use]) -> dict[Any, float]:
-        """All uses of a value together: the axes over which all of them vary; one cast serves several uses."""
-        found = {}
+        """All uses of a value together: the axes that all of them are cast to; one cast serves several uses."""
+        together = {}
         for axis in self.view.mesh_axes:
             if all(axis in use for use in uses):
                 later = [elements for use in uses if (elements := use[axis]) is not None]
-                found[axis] = sum(later) + (value.elements if len(later) < len(uses) else 0)
-        return found
+                together[axis] = sum(later) + (value.elements if len(later) < len(uses) else 0)
+        return together
 
     def _of_operands(self, eqn, operands, outs, after) -> Sequence[Use]:
         """The use of each operand of an equation, from the uses of its results."""
@@ -123,8 +123,8 @@ class _Uses:
             return self._of_bodies(structured, operands, after)
         if isinstance(structured, _jax.CustomJvp):  # only the type of its rule is known: each result varies by itself
             self.leave(structured.body)
-            own = frozenset.intersection(*(v.names for v in outs)) if outs else frozenset()
-            return _of_ordinary(operands, after, self.cast_to(own))
+            shared = frozenset.intersection(*(v.names for v in outs)) if outs else frozenset()
+            return _of_ordinary(operands, after, self.cast_to(shared))
         if _gathered(eqn):
             return self._of_gathered(eqn, operands[0], outs[0], *after)
         together = self.cast_to(frozenset().union(*(v.names for v in operands)))
@@ -138,12 +138,12 @@ class _Uses:
         return [{}] * len(operands)
 
     def _of_bodies(self, held, operands, after):
-        """Values that enter or leave an iteration are cast in each; a carry is cast before the first, and after each.
+        """A carry is cast before the first iteration and after each; other values are cast in each iteration.
 
-        Results of branches are cast to vary as those of any branch do, and operands first as the index does.
+        Each result of branches is cast to vary over all that it varies over in some branch, operands as the index does.
         """
-        names, results, decides = flow_through(self.checker, held, [v.names for v in operands])
-        carry, before = range(len(operands))[carry_of(held)], self.cast_to(decides)
+        names, results, predicate = flow_through(self.checker, held, [v.names for v in operands])
+        carry, before = range(len(operands))[carry_of(held)], self.cast_to(predicate)
         inside: list[list[Use]] = [[] for _ in operands]
         for body in bodies_of(held):
             iterations = body.repeats or 1
@@ -159,7 +159,7 @@ class _Uses:
         ]
 
     def leave(self, jaxpr: Any) -> None:
-        """Let a body gather as invarying."""
+        """Leave the gathers of a body invarying."""
         self.chosen.update(dict.fromkeys(_gathers_in(jaxpr), False))
 
     def _of_gathered(self, eqn, operand, out, after):
@@ -171,7 +171,7 @@ class _Uses:
 
 
 def _of_ordinary(operands: Sequence[_Value], after: Sequence[Use], together: Use) -> list[Use]:
-    """Results vary where an operand does, and otherwise where their uses do."""
+    """Operands are cast where one of them varies; over other axes the results are cast, where their uses are."""
     ahead = [axis for axis in after[0] if axis not in together and all(axis in use for use in after)] if after else []
     return [{**together, **{axis: sum(use[axis] or 0 for use in after) for axis in ahead}}] * len(operands)
 

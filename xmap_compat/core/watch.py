@@ -17,7 +17,7 @@ from xmap_compat.core.evaluate import Evaluator
 
 @dataclasses.dataclass(frozen=True)
 class Watcher:
-    """What a tool does in the place of the core, or around it.
+    """The part of a tool in the execution of calls.
 
     Attributes:
       evaluator: makes the evaluator of each call.
@@ -31,7 +31,7 @@ class Watcher:
 NOBODY = Watcher()
 
 _watcher: contextvars.ContextVar[Watcher] = contextvars.ContextVar("watcher", default=NOBODY)
-# A part of jit's cache key.  JAX's caches keep keys, so it is no watcher.
+# A part of jit's cache key: a number and not the watcher, because JAX's caches keep their keys.
 _number = jax.make_user_context(default_value=0)
 _numbers = itertools.count(1)
 
@@ -45,7 +45,7 @@ def watching(watcher: Watcher, jitted: bool) -> Iterator[None]:
     """Watch what is traced here.
 
     Args:
-      jitted: whether jitted functions call xmapped ones: JAX must not reuse what it has traced without the watcher.
+      jitted: whether jitted functions call xmapped ones: JAX must not reuse traces that were made without the watcher.
     """
     token = _watcher.set(watcher)
     try:
@@ -60,12 +60,12 @@ _observers: dict[object, Observer] = {}
 
 
 def observe(observer: Observer) -> Callable[[], object]:
-    """Have a function called whenever an xmapped call is traced, in any thread; returns a function that ends this."""
+    """Call a function whenever an xmapped call is traced, in any thread; returns a function that ends this."""
     key = object()
     _observers[key] = observer
     return lambda: _observers.pop(key, None)
 
 
 def tell(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
-    for observer in list(_observers.values()):  # at once, as other threads may end theirs
+    for observer in list(_observers.values()):  # a copy, as other threads may remove theirs
         observer(declared, placed, args)

@@ -11,19 +11,19 @@ from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.parameters import mentioned_names
 
 
-def _parts_of(placements: Mapping[Any, Any]) -> dict[Any, tuple[Any, ...]]:
+def _parts_of(placements: Mapping[Any, Any], own: Mapping[Any, Any] | None) -> dict[Any, tuple[Any, ...]]:
     """What executes each axis in plain JAX."""
     found = {name: tuple(p.mesh_axes) for name, p in placements.items()}
-    return {name: (*across, f"{name}_local") if across else (name,) for name, across in found.items()}
+    return {name: (*across, f"{name}_local") if across else (name,) for name, across in found.items()} | {**(own or {})}
 
 
-def recipe_of(declared: Any, placed: Any) -> list[str]:
+def recipe_of(declared: Any, placed: Any, parts: Mapping[Any, Any] | None = None) -> list[str]:
     """The recipe of a call: an expression that can be executed once the collectives are written as said."""
     options = [f"{declared.in_source!r}", f"{declared.out_source!r}"]
     options += [f"axis_sizes={declared.sizes!r}"] * bool(declared.sizes)
     options += [f"axis_resources={_resources(declared)}"] * bool(declared.resources)
     lines = [f"mapped({', '.join([declared.name, *options])})".replace("Ellipsis", "...")]
-    return lines + (_collective_lines(placed.program.jaxpr, _parts_of(placed.placements)) if placed is not None else [])
+    return lines + (_collective_lines(placed.program.jaxpr, _parts_of(placed.placements, parts)) if placed else [])
 
 
 def _collective_lines(jaxpr: Any, parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:

@@ -1,6 +1,6 @@
-"""``lax.cond`` and ``lax.switch``.  Where elements of named axes take different branches, branches become selections.
+"""``lax.cond`` and ``lax.switch``: a selection among the results of all branches where elements take different ones.
 
-Where devices do, and their branches hold collectives, devices stay together.
+On different devices they may take different branches, but not with collectives in these, which all devices must reach.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cond(
 
     Args:
       operands: the index of the branch, then the operands of every branch.
-      mask: in a branch around it, which elements take that one; None where all do.
+      mask: which elements take the branch around it; None if all do.
 
     Returns:
       Results that vary over the names of the index and of any branch's results.  It is a selection where
@@ -86,18 +86,18 @@ def _by_platform(platforms, branches, operands):
 
 
 def _select_result(ev, branches, index, operands, mask):
-    own = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
+    masks = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
     if mask is not None:
-        own = [bind_named(ev.view, lax.and_p, [mask, some], {})[0] for some in own]
-    results = [_Branch(ev, some).evaluate(b, operands) for b, some in zip(branches, own)]
+        masks = [bind_named(ev.view, lax.and_p, [mask, own], {})[0] for own in masks]
+    results = [_Branch(ev, own).evaluate(b, operands) for b, own in zip(branches, masks)]
     return [select(ev, index, cases) for cases in zip(*results)]
 
 
 class _Place(enum.Enum):
-    """Where an equation of a branch runs.
+    """Where an equation of a branch has its gradient cut, for elements that do not take the branch.
 
-    Its own values have their gradient cut.  Those that flow into a collective are shared with elements that take the
-    branch; an equation that holds such a collective in its bodies cuts inside of these.
+    ``OWN``: at its operands.  ``SHARED``: its results flow into a collective, and so to other elements; at the inputs
+    of the branch, where none of these takes it.  ``INSIDE``: in its bodies, which hold such a collective.
     """
 
     OWN = enum.auto()
@@ -114,7 +114,7 @@ class _Branch:
     take different branches: from there they reach elements that take the branch.
 
     Attributes:
-      mask: which elements take it.
+      mask: which elements take the branch.
     """
 
     ev: Evaluator
@@ -128,8 +128,8 @@ class _Branch:
 
     def _run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
         """The values of all variables, from those of the inputs."""
-        apart = lambda name: name not in self.mask.names and self.ev.view.is_own(name)  # noqa: E731
-        met = [frozenset(n for n in collectives_within(self.ev, eqn) if not apart(n)) for eqn in eqns]
+        together = lambda name: name not in self.mask.names and self.ev.view.is_own(name)  # noqa: E731
+        met = [frozenset(n for n in collectives_within(self.ev, eqn) if not together(n)) for eqn in eqns]
         flowing = _flowing_into(eqns, met)
         places = list(map(_place_of, eqns, met, flowing))
         alone = (eqn for eqn, place in zip(eqns, places) if place is _Place.SHARED and _jax.read(eqn))
@@ -154,10 +154,10 @@ class _Branch:
     def _cut(self, over: Names, value: NamedValue) -> NamedValue:
         """Cut the gradient of an element if neither it nor any element along the axes ``over`` takes the branch.
 
-        It stays a linear function of the value, since JAX transposes the operators of solvers.
+        The result is a linear function of the value, since JAX transposes the operators of solvers.
         """
         ev, mask = self.ev, self.mask
-        # It must not vary over more of those axes: a rule that sums over them relies on the names of its operands.
+        # It must not vary over more of these axes: a rule that sums over them relies on the names of its operands.
         names = mask.names - over
         value = laid_out_over(ev.view, value, value.names | names)
         mask = dataclasses.replace(mask, data=mask.data.astype(np.int32)) if over else mask

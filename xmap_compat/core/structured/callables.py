@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import collectives_of
@@ -18,7 +19,7 @@ from xmap_compat.core.values import NamedValue, is_float0
 
 
 def only_arrays(fun):
-    """A function without its results that are not arrays, and how to put them back as None.
+    """A function without its results that are not arrays, and a function that puts these back as None.
 
     Such results are tangents of integers, and zeros that are known to be zero.
     """
@@ -26,7 +27,7 @@ def only_arrays(fun):
 
     def apply(*args):
         outs = fun(*args)
-        zeros = (x is None or _jax.is_symbolic_zero(x) or getattr(x, "dtype", None) == _jax.float0 for x in outs)
+        zeros = (x is None or isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == _jax.float0 for x in outs)
         kept[:] = [not zero for zero in zeros]
         return list(itertools.compress(outs, kept))
 
@@ -41,7 +42,7 @@ def evaluate_callable(
     ev: Evaluator,
     fun: Callable[..., Any],
     values: Sequence[NamedValue],
-    given: Callable[[Any, list[NamedValue]], list[NamedValue]] = lambda jaxpr, values: values,
+    prepare: Callable[[Any, list[NamedValue]], list[NamedValue]] = lambda jaxpr, values: values,
 ) -> list[NamedValue | None]:
     """Trace a callable that a custom rule holds on positional types, then evaluate it on named values.
 
@@ -49,7 +50,7 @@ def evaluate_callable(
     and are None in the results.
 
     Args:
-      given: what it is evaluated on, which may depend on its jaxpr: from that and the values.
+      prepare: ``(jaxpr, values) -> values``: makes the values that the callable's jaxpr is evaluated on.
     """
     dynamic = [v for v in values if not is_no_array(v)]
 
@@ -59,7 +60,7 @@ def evaluate_callable(
 
     traced, restore = only_arrays(on_dynamic)
     jaxpr = ev.stage(traced, [_positional_type(v) for v in dynamic])
-    dynamic = given(jaxpr, dynamic)
+    dynamic = prepare(jaxpr, dynamic)
     inputs = [v.names for v in dynamic]
     ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
     return restore(ev.evaluate(jaxpr, dynamic))
@@ -84,30 +85,30 @@ def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
 def collectives_within(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[AxisName]:
     """Every axis name that collectives in an equation, and in the custom rules inside of it, mention.
 
-    A rule that cannot be traced by itself may have one over any axis.
+    A rule that cannot be traced by itself may have a collective over any axis.
     """
     if (eqn, order) not in ev.rule_names:
-        held = [e for part in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(part)[0].eqns]
-        found = [collectives_of(eqn), *(collectives_within(ev, e, order) for e in held)]
+        inner = [e for held in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(held)[0].eqns]
+        names = [collectives_of(eqn), *(collectives_within(ev, e, order) for e in inner)]
         if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)):
             try:
-                made = _jax.open_jaxpr(derivative(ev.stage, eqn))[0].eqns
-                found += [collectives_within(ev, e, order + 1) for e in made]
+                of_rule = _jax.open_jaxpr(derivative(ev.stage, eqn))[0].eqns
+                names += [collectives_within(ev, e, order + 1) for e in of_rule]
             except Exception:
-                found.append(frozenset(ev.view.placements))
-        ev.rule_names[eqn, order] = frozenset().union(*found)
+                names.append(frozenset(ev.view.placements))
+        ev.rule_names[eqn, order] = frozenset().union(*names)
     return ev.rule_names[eqn, order]
 
 
 def is_no_array(value: NamedValue) -> bool:
     """Whether a tangent or cotangent belongs to an integer, or is known to be zero."""
-    return is_float0(value) or _jax.is_symbolic_zero(value.data)
+    return is_float0(value) or isinstance(value.data, SymbolicZero)
 
 
 def positional_zero(value: NamedValue) -> Any:
     """Zero for one element of the named axes, in the form that a rule expects."""
-    if _jax.is_symbolic_zero(value.data):
-        return _jax.symbolic_zero(jax.core.ShapedArray(value.positional_shape(), value.data.dtype))
+    if isinstance(value.data, SymbolicZero):
+        return SymbolicZero(jax.core.ShapedArray(value.positional_shape(), value.data.dtype))
     return np.zeros(value.positional_shape(), value.data.dtype)
 
 

@@ -16,8 +16,8 @@ would be 6.)
 *A cotangent that exists once, of a collective*: ``g(x, w) = psum(x * w, 'i')`` is 9 for both elements, and one
 cotangent arrives for both, 1.  A rule may say ``bwd(ct) = (psum(ct, 'i') * w, ...)``, as the transpose of a psum is
 a psum where each element has its own cotangent, which add up to what arrived here as 1.  Summing the one value over
-two elements would give 2: the cotangent has ``COTANGENT`` among its names, and a ``psum`` of such a value
-over an axis that it does not vary over is the value itself.  The gradient of ``x`` is ``[3, 3]``.
+two elements would give 2.  So the cotangent has ``COTANGENT`` among its names: a ``psum`` of such a value over an axis
+that it does not vary over is the value itself.  The gradient of ``x`` is ``[3, 3]``.
 
 *A cotangent that exists once, and no collective*: ``h(x, w) = (x * w, w * w)``, ``bwd(ct, du) = (ct * w, ct * x +
 du * 2 * w)``. Device 0 would compute 1 + 6 for the weight, device 1 computes 2 + 6, and the sum 15 has counted
@@ -57,22 +57,22 @@ from xmap_compat.core.values import COTANGENT, NamedValue
 
 def cotangents_of_operands(ev: Evaluator, jaxpr, rule, residuals, cotangents, wanted) -> dict[int, NamedValue | None]:
     """The cotangents of a function's operands; ``wanted``: dims, names, dtype of each that is differentiated."""
-    found = {}
+    results = {}
     for own_names in dict.fromkeys(names for _, names, _ in wanted.values()):
         cases = _cases_of(ev.view, jaxpr, residuals, cotangents, own_names)
-        found[own_names] = [_apply_rule(ev, rule, residuals, cotangents, case, own_names) for case in cases]
-    parts = {k: [_cotangent_like(ev, outs[k], *layout) for outs in found[layout[1]]] for k, layout in wanted.items()}
-    return {k: _added(own) for k, own in parts.items()}
+        results[own_names] = [_apply_rule(ev, rule, residuals, cotangents, case, own_names) for case in cases]
+    terms = {k: [_cotangent_like(ev, outs[k], *layout) for outs in results[layout[1]]] for k, layout in wanted.items()}
+    return {k: _added(summands) for k, summands in terms.items()}
 
 
 def _cases_of(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
-    """What to apply a custom backward rule to, for an operand that varies over ``own_names``: the sum of these cases.
+    """The cotangents to apply a backward rule to, in cases whose results add up, for an operand over ``own_names``.
 
-    The cotangent of a result that does not vary over an axis arrives summed over it, and what the rule makes for an
-    operand that does not vary either is summed over it where anything in the rule varies.  The cotangent must
-    not be counted for every element there.  If no collective has made the result what it is, then every element's
-    call returned the same value: one of them takes the cotangent.  If a collective has, the rule may sum by itself
-    or leave that to us: it is applied to that cotangent alone, so that the result tells.
+    The cotangent of a result that does not vary over an axis arrives summed over it.  If the operand does not vary
+    over the axis either, and anything in the rule does, the rule's results are summed as well, and must not count the
+    cotangent for every element.  If no collective over the axis made the result, every element's call returned the same
+    value: one of them takes the cotangent.  Otherwise the rule may sum by itself or leave that to us: it is applied to
+    that cotangent alone, and the names of its results tell.
 
     Returns:
       Cases, each with cotangents by the number of their result; missing ones are zero.  There is at least one case;
@@ -90,38 +90,38 @@ def _cases_of(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, N
 def _apply_rule(ev, rule, residuals, cotangents, case, own_names):
     """The results of a backward rule for operands that vary over ``own_names``.
 
-    Where some cotangents are zero, use its derivative along the others (linear).
+    The rule is linear in the cotangents: where some of them are zero, its derivative along the others is used.
     """
     own = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
     zeros = {k: positional_zero(ct) for k, ct in enumerate(cotangents)}
 
     def rule_of_case(*args):
-        fixed, given = args[: len(residuals)], args[len(residuals) :]
-        apply, restore = only_arrays(lambda *given: rule(*fixed, *{**zeros, **dict(zip(case, given))}.values()))
+        fixed, cts = args[: len(residuals)], args[len(residuals) :]
+        apply, restore = only_arrays(lambda *cts: rule(*fixed, *{**zeros, **dict(zip(case, cts))}.values()))
         if all(is_no_array(ct) for k, ct in enumerate(cotangents) if k not in case):
-            return restore(apply(*given))
-        return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])
+            return restore(apply(*cts))
+        return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, cts)), tuple(cts))[1])
 
-    def given(jaxpr, values):
+    def at_one_element(jaxpr, values):
         is_cotangent = [COTANGENT in v.names for v in values]
         each = _summed_in_part(jaxpr, is_cotangent) - own_names
         return [_at_first_element(ev.view, v, each - v.names) if ct else v for v, ct in zip(values, is_cotangent)]
 
-    return evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *own], given)
+    return evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *own], at_one_element)
 
 
 def _summed_in_part(jaxpr: Any, is_cotangent: Sequence[bool]) -> Names:
-    """The axes over which a result of a rule holds collectives of its cotangents, and these without them."""
+    """The axes over which a result of a rule depends on a cotangent both by a collective and without one."""
     body, _ = _jax.open_jaxpr(jaxpr)
-    ways: dict[Any, set[Names]] = {v: {NONE} for v, ct in zip(body.invars, is_cotangent) if ct}
-    read = lambda v: set() if isinstance(v, _jax.Literal) else ways.get(v, set())  # noqa: E731
+    paths: dict[Any, set[Names]] = {v: {NONE} for v, ct in zip(body.invars, is_cotangent) if ct}  # axes on each
+    read = lambda v: set() if isinstance(v, _jax.Literal) else paths.get(v, set())  # noqa: E731
     for eqn in body.eqns:
         over, before = collectives_of(eqn), set[Names]().union(*map(read, eqn.invars))
-        found = {way | over for way in before}
-        if any(True for _ in _jax.subjaxprs(eqn.params)):  # not all that it holds may pass them
-            found |= before
-        ways.update(dict.fromkeys(eqn.outvars, found))
-    return NONE.union(*(way ^ other for v in body.outvars for way in read(v) for other in read(v)))
+        after = {path | over for path in before}
+        if any(True for _ in _jax.subjaxprs(eqn.params)):  # some of its values may pass no collective
+            after |= before
+        paths.update(dict.fromkeys(eqn.outvars, after))
+    return NONE.union(*(path ^ other for v in body.outvars for path in read(v) for other in read(v)))
 
 
 def _added(values):
@@ -132,12 +132,12 @@ def _added(values):
 
 
 def _collectives_of_results(jaxpr) -> list[Names]:
-    """The axes of the collectives that each result is computed with."""
+    """The axes of the collectives that each result depends on."""
     body, _ = _jax.open_jaxpr(jaxpr)
-    found: dict[Any, Names] = {}
-    read = lambda v: NONE if isinstance(v, _jax.Literal) else found.get(v, NONE)  # noqa: E731
+    axes: dict[Any, Names] = {}
+    read = lambda v: NONE if isinstance(v, _jax.Literal) else axes.get(v, NONE)  # noqa: E731
     for eqn in body.eqns:
-        found.update(dict.fromkeys(eqn.outvars, collectives_of(eqn).union(*map(read, eqn.invars))))
+        axes.update(dict.fromkeys(eqn.outvars, collectives_of(eqn).union(*map(read, eqn.invars))))
     return [read(v) for v in body.outvars]
 
 

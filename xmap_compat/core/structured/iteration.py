@@ -1,7 +1,7 @@
 """``lax.scan`` and ``lax.while_loop``, rebuilt around the evaluation of their bodies.
 
-Where elements of named axes stop at different iterations, a loop runs until none goes on.  Where devices do, and the
-loop holds collectives, devices stay together.
+Where elements on a device stop at different iterations, the loop runs until none goes on.  Devices stop by themselves,
+or all together if the loop holds collectives.
 """
 
 from __future__ import annotations

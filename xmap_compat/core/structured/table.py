@@ -1,4 +1,4 @@
-"""The rule of each equation that holds a program, a function of Python, or a place."""
+"""The rule of each equation that holds a program, a function of Python, or a sharding."""
 
 from __future__ import annotations
 

@@ -15,24 +15,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from xmap_compat.tools.check import checker
 from xmap_compat.tools.leave import messages, patch, report
+from xmap_compat.tools.leave.comparing import in_a_line
 from xmap_compat.tools.leave.construction import Construction, Edited
 from xmap_compat.tools.leave.files import edited_files, others_that_need
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import OURS, counted, plain
-from xmap_compat.tools.leave.verifying import in_a_line, moved
+from xmap_compat.tools.leave.verifying import moved
 from xmap_compat.tools.programs import add_program, program_of
 from xmap_compat.tools.source.layout import NOTEBOOK, python_of
 
 MOST_LINES = 20  # of the output of a run that ends otherwise
 ROUNDS = 6  # what differs when it is run is left out, and the rest is verified again
-_FIRST = "import sys; from xmap_compat.tools.leave import recording; recording.main(sys.argv[1])"
-HERE = os.path.dirname(os.path.abspath(__file__))
-HOME = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-_SECOND = [os.path.join(HERE, "verifying.py")]
+_ENTRY = "import sys; from xmap_compat.tools.leave import {0}; {0}.main(sys.argv[1])"
+HOME = str(Path(__file__).resolve().parents[3])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 @dataclasses.dataclass
-class Seen:
+class _Seen:
     """What the second run has found.
 
     Attributes:
@@ -103,7 +103,7 @@ class Leaving:
         for _ in range(ROUNDS):
             found, records = self.first_run()
             patched = [c for c in found.constructions if c.change and not c.refused]
-            seen = self.second_run(found, records, patched) if patched else Seen()
+            seen = self.second_run(found, records, patched) if patched else _Seen()
             if not seen.problems:
                 break
             self.learn(found, seen.problems)
@@ -142,7 +142,7 @@ class Leaving:
         spec |= {"refused": [*self.refused.items()], "noise": self.noise, "calls": self.options.calls}
         spec["bytes"], self.folders = self.options.memory << 20, spec["folders"]
         print(messages.FIRST_PRINTS, file=sys.stderr, flush=True)
-        self.code = self.execute(spec, "recording the program with xmap", ["-c", _FIRST], None)
+        self.code = self.execute(spec, "recording the program with xmap", "recording", None)
         print("---", file=sys.stderr)
         self.seconds = time.monotonic() - begun
         found = pickle.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else None
@@ -153,7 +153,7 @@ class Leaving:
             raise Refused(messages.NO_CALL.format(name=self.program[self.program[0] == "-m"], how=how, when=when))
         return found, spec["records"]
 
-    def second_run(self, found: Edited, records: str, patched: list[Construction]) -> Seen:
+    def second_run(self, found: Edited, records: str, patched: list[Construction]) -> _Seen:
         """Run the edited program on the recorded arguments."""
         spec = self.prepared("second", 0)
         stopped = found.ended == "stopped"
@@ -161,22 +161,22 @@ class Leaving:
         changes, left = self.changes(found, patched, probed=True)
         self.put(spec, changes, bool(left) or len(patched) < len(found.constructions))
         limit = max(120.0, 10 * self.seconds)
-        code = self.execute(spec, f"comparing the edited program, for at most {limit:.0f} s", _SECOND, limit)
+        code = self.execute(spec, f"comparing the edited program, for at most {limit:.0f} s", "verifying", limit)
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
         reached = seen.get("reached", ())
         problems = {int(n): messages.FOUND_TO_DIFFER.format(text) for n, text in seen.get("problems", {}).items()}
         if not seen.get("whole") and seen.get("comparing", -1) >= 0:
             problems.setdefault(seen["comparing"], messages.DIES.format(seconds=limit))
         if problems:
-            return Seen(problems, reached)  # because of which it may have ended
+            return _Seen(problems, reached)  # because of which it may have ended
         if why := self.otherwise(found, seen, code):
             self.show(spec, "the edited program")
-            return Seen({c.number: messages.NOT_VERIFIED.format(why) for c in patched}, reached)
+            return _Seen({c.number: messages.NOT_VERIFIED.format(why) for c in patched}, reached)
         for c in patched:
             if (again := seen["agreed"].get(str(c.number), 0)) < c.recorded:
                 why = messages.TOO_FEW.format(recorded=c.recorded, agreed=again)
                 problems[c.number] = messages.NOT_VERIFIED.format(why)
-        return Seen(problems, reached)
+        return _Seen(problems, reached)
 
     def otherwise(self, found: Edited, seen: Mapping[str, Any], code: int) -> str:
         """How the edited program ended otherwise than the one with xmap; empty if it did not."""
@@ -200,7 +200,7 @@ class Leaving:
         spec = self.prepared("third", int(self.seconds) + 60 if found.ended == "stopped" else 0)
         spec |= {"patched": [], "stopped": False}
         self.put(spec, changes, some_stay)
-        code = self.execute(spec, "running the patched program", _SECOND, max(120.0, 10 * self.seconds))
+        code = self.execute(spec, "running the patched program", "verifying", max(120.0, 10 * self.seconds))
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
         if why := self.otherwise(found, seen, code):
             self.show(spec, "the patched program")
@@ -224,7 +224,6 @@ class Leaving:
         spec: dict[str, Any] = {"tree": tree + os.sep, "folders": folders, "program": self.program}
         spec |= {name: os.path.join(here, name) for name in ("records", "result", "log", "spec", "status")}
         spec |= {"cwd": moved(folders, self.cwd), "beside": moved(folders, beside or self.cwd), "seconds": seconds}
-        spec["runner"] = os.path.join(HOME, "xmap_compat", "legacy", "runner.py")
         if self.script:
             copy, inside = moved(folders, self.script), os.path.join(spec["cwd"], "")
             spec["program"] = [copy.removeprefix(inside), *self.program[1:]]
@@ -233,13 +232,13 @@ class Leaving:
                     file.write(python_of(patch.contents(self.script), self.script))
         return spec
 
-    def execute(self, spec: dict[str, Any], what: str, entry: list[str], limit: float | None) -> int:
-        """Run a process, whose task is told; the output of the edited program is kept apart."""
+    def execute(self, spec: dict[str, Any], what: str, module: str, limit: float | None) -> int:
+        """Run a module in a process, whose task is told; the output of the edited program is kept apart."""
         with open(spec["spec"], "w", encoding="utf-8") as file:
             json.dump(spec, file)
         path = os.pathsep.join(filter(None, [HOME, os.environ.get("PYTHONPATH")]))
         options: dict[str, Any] = {"cwd": spec["cwd"], "env": {**os.environ, "PYTHONPATH": path}, "timeout": limit}
-        command = [sys.executable, *entry, spec["spec"]]
+        command = [sys.executable, "-c", _ENTRY.format(module), spec["spec"]]
         with open(spec["log"], "wb") as log, report.progress(what, spec["status"]):
             options |= {"stdout": 2} if limit is None else {"stdout": log, "stderr": log}
             try:

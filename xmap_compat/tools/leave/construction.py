@@ -83,6 +83,7 @@ class Edited(NamedTuple):
       places: where the edited calls in functions are.
       files: what the program has read of its own, whose texts may be changed.
       helpers: the text of the helper file; empty if nothing is patched.
+      of_one_name: axes that have the name of a mesh axis.
       ended: the exception that ended it, or "".
       entered: where ``with`` entered meshes.
       keeps_meshes: whether a mesh was entered as ``jax.set_mesh`` cannot be, so that all stay as they are.
@@ -93,6 +94,7 @@ class Edited(NamedTuple):
     files: Sequence[str] = ()
     helpers: str = ""
     helper_file: str = ""
+    of_one_name: Sequence[str] = ()
     ended: str = ""
     entered: frozenset[Entered] = frozenset()
     keeps_meshes: bool = False

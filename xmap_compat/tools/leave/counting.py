@@ -1,8 +1,7 @@
 """Counts how often edited calls are executed, in the second run.
 
 A trace visits all branches, so a call is counted when the device computes it, by ``jax.debug.callback``.  Under
-``jax.vmap`` a device computes all branches, so the callback gets the predicates of those around.  This file is loaded
-by its path, and imports nothing of this package.
+``jax.vmap`` a device computes all branches, so the callback gets the predicates of those around.
 """
 
 import contextlib
@@ -12,9 +11,7 @@ import sys
 import threading
 import types
 
-import jax
-import jax.numpy as jnp
-from jax import lax
+from xmap_compat.tools.leave.comparing import jax
 
 
 class Counter:
@@ -39,7 +36,7 @@ class Counter:
         @functools.wraps(function)
         def counted(*args, **kwargs):
             if self.on:
-                taken = functools.reduce(jnp.logical_and, self._taken, jnp.array(True))
+                taken = functools.reduce(jax.numpy.logical_and, self._taken, jax.numpy.array(True))
                 jax.debug.callback(functools.partial(self._note, k), taken)
             return function(*args, **kwargs)
 
@@ -53,7 +50,7 @@ class Counter:
     @contextlib.contextmanager
     def counting(self):
         """Counts in this context; loops and branches are watched."""
-        own = {name: getattr(lax, name) for name in ("cond", "switch", "while_loop", "fori_loop")}
+        own = {name: getattr(jax.lax, name) for name in ("cond", "switch", "while_loop", "fori_loop")}
         watching = {name: functools.partial(getattr(self, f"_{name}"), function) for name, function in own.items()}
         held = [  # also by `from jax.lax import cond`
             (vars(module), name, value, watching[name_of])
@@ -80,7 +77,7 @@ class Counter:
 
         def traced(*args):
             with self._branch(next(self._numbers)):
-                self._taken.append(lax.stop_gradient(taken(*args)))
+                self._taken.append(jax.lax.stop_gradient(jax.numpy.asarray(taken(*args))))
                 try:
                     return function(*args)
                 finally:
@@ -91,18 +88,16 @@ class Counter:
     def _cond(self, cond, pred, true_fun, false_fun, *args, **kwargs):
         if not (callable(true_fun) and callable(false_fun)):
             return cond(pred, true_fun, false_fun, *args, **kwargs)
-        is_true = lambda *_: jnp.asarray(pred != 0)  # noqa: E731
-        is_false = lambda *_: jnp.asarray(pred == 0)  # noqa: E731
-        return cond(pred, self._within(is_true, true_fun), self._within(is_false, false_fun), *args, **kwargs)
+        within = (self._within(lambda *_, k=k: (pred != 0) == k, f) for k, f in ((True, true_fun), (False, false_fun)))
+        return cond(pred, *within, *args, **kwargs)
 
     def _switch(self, switch, index, branches, *args, **kwargs):
-        clamped = jnp.clip(index, 0, len(branches) - 1)
+        clamped = jax.numpy.clip(index, 0, len(branches) - 1)
         within = [self._within(lambda *_, k=k: clamped == k, f) for k, f in enumerate(branches)]
         return switch(index, within, *args, **kwargs)
 
     def _while_loop(self, while_loop, cond_fun, body_fun, init_val, **kwargs):
-        goes_on = lambda carry: jnp.asarray(cond_fun(carry)) != 0  # noqa: E731
-        return while_loop(cond_fun, self._within(goes_on, body_fun), init_val, **kwargs)
+        return while_loop(cond_fun, self._within(lambda carry: cond_fun(carry) != 0, body_fun), init_val, **kwargs)
 
     def _fori_loop(self, fori_loop, lower, upper, body_fun, init_val, **kwargs):
-        return fori_loop(lower, upper, self._within(lambda i, _: jnp.asarray(i < upper), body_fun), init_val, **kwargs)
+        return fori_loop(lower, upper, self._within(lambda i, _: i < upper, body_fun), init_val, **kwargs)

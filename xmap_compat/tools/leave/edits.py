@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax
@@ -15,6 +15,7 @@ from xmap_compat.core import undeclared
 from xmap_compat.core.names import Checker
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import messages
+from xmap_compat.tools.leave.comparing import in_a_line
 from xmap_compat.tools.leave.construction import Change, Construction, Edited, Spot
 from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
 from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
@@ -22,12 +23,11 @@ from xmap_compat.tools.leave.rewrite import Rewriter
 from xmap_compat.tools.leave.rewriting import AxisNames, Parts, Rewriting
 from xmap_compat.tools.leave.text import OURS, NotWritable, fresh
 from xmap_compat.tools.leave.user_code import Piece, calls_of_collectives, collectives
-from xmap_compat.tools.leave.verifying import in_a_line
 from xmap_compat.tools.recipe import recipe_of
 
 
 @dataclasses.dataclass
-class Function:
+class _Function:
     """A function of the user that xmaps reach.
 
     Attributes:
@@ -55,7 +55,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
         _or_refuse(c, _find, root)
     reached = {c: Reached([f.plan.declared.fun for f in c.functions], root) for c in cs}
     functions, unread = _functions(reached)
-    names = _names([c for c in cs if not c.refused])
+    names = _names(_ways(c for c in cs if not c.refused))
     placed = [p for c in cs for p in c.placed]
     jaxprs = [p.program.jaxpr for p in placed]
     known = frozenset().union(*(of.names for of in reached.values()))
@@ -64,15 +64,16 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     for c in cs:
         c.refused = c.refused or unread.get(c, "")
         c.refused = c.refused or next((f.why_not for f in functions if f.why_not and c in f.reached_by), "")
-        by_table = any("axes_of(" in change.text for f in functions if c in f.reached_by for change in f.changes)
-        _or_refuse(c, _check, rewriting, names, by_table)
+        _or_refuse(c, _check, rewriting, names)
     _keep_what_stays(cs, functions)
     for c in cs:
         own = [f for f in functions if c in f.reached_by]
         c.changes = [change for f in own for change in f.changes]
         c.places = frozenset().union(*(f.places for f in own))
         of_last = [f.plan.declared for f in c.functions[-1:] if hasattr(f.plan.declared, "resources")]
-        c.recipe = [line for declared in of_last for line in recipe_of(declared, c.placed[-1] if c.placed else None)]
+        last, own_parts = c.placed[-1] if c.placed else None, _choices([c] * (not c.refused), names)
+        parts = {name: of[0] for name, of in own_parts.items() if len(of) == 1}
+        c.recipe = [line for declared in of_last for line in recipe_of(declared, last, parts)]
         c.change = c.change and c.change._replace(file=os.path.realpath(c.file))
         c.changes = [change._replace(file=os.path.realpath(change.file)) for change in c.changes]
     folder = beside or root
@@ -88,6 +89,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
         files=sorted(f for f in files if os.path.getsize(f)),
         helpers=helper_file([name for name in HELPERS if any(OURS + name in text for text in kept)], names.choices),
         helper_file=os.path.join(folder, f"{module}.py"),
+        of_one_name=[name for name in names.choices if name in names.mesh_axes],
     )
 
 
@@ -116,40 +118,46 @@ def _find(c: Construction, root: str) -> None:
 # ------------------------------------------------------------------------------ names of axes
 
 
-def _choices(c: Construction) -> dict[Any, Parts]:
-    """What executes each axis of an xmap; for one that is never called, as its resources say."""
-    found: dict[Any, Parts] = {}
-    for declared in (function.plan.declared for function in c.functions):
+def _ways(cs: Iterable[Construction]) -> dict[Any, dict[Parts, None]]:
+    """The mesh axes that split each axis of xmaps, in each way."""
+    found: dict[Any, dict[Parts, None]] = {}
+    for declared in (function.plan.declared for c in cs for function in c.functions):
         for name in declared.names:
             entries = declared.resources.get(name, ())
-            found[name] = tuple(entry for entry in entries if isinstance(entry, str))
-    for placed in c.placed:
-        found |= {name: p.mesh_axes for name, p in placed.placements.items() if name in found}
-    return {name: (*across, f"{name}_local") if across else (name,) for name, across in found.items()}
+            found.setdefault(name, {})[tuple(entry for entry in entries if not hasattr(entry, "length"))] = None
+    return found
 
 
-def _names(cs: Sequence[Construction]) -> AxisNames:
-    choices: dict[Any, dict[Parts, None]] = {}
-    for c in cs:
-        for name, parts in _choices(c).items():
-            choices.setdefault(name, {})[parts] = None
-    mesh_axes = {m for of in choices.values() for parts in of for m in parts[:-1]}
-    ordered = {name: sorted(of, key=len, reverse=True) for name, of in choices.items()}
-    return AxisNames(ordered, frozenset(mesh_axes))
+def _names(ways: Mapping[Any, Iterable[Parts]]) -> AxisNames:
+    """What executes each axis: each way has its own name for the elements of a device, and none stands for another."""
+    mesh_axes = frozenset(m for of in ways.values() for across in of for m in across)
+    choices = {
+        name: [
+            (*across, f"{name}_local" + f"_{k}" * (k > 1)) if across or name in mesh_axes else (name,)
+            for k, across in enumerate(sorted(of, key=len, reverse=True), 1)
+        ]
+        for name, of in ways.items()
+    }
+    return AxisNames(choices, mesh_axes)
+
+
+def _choices(cs: Iterable[Construction], names: AxisNames) -> dict[Any, list[Parts]]:
+    """What executes each axis of xmaps."""
+    return {name: [p for p in names.choices[name] if p[:-1] in of] for name, of in _ways(cs).items()}
 
 
 # ---------------------------------------------------------------------------------- functions
 
 
-def _functions(reached: dict[Construction, Reached]) -> tuple[list[Function], dict[Construction, str]]:
+def _functions(reached: dict[Construction, Reached]) -> tuple[list[_Function], dict[Construction, str]]:
     """The functions that xmaps reach, the innermost ones first, and why those of some cannot be read."""
-    found: dict[types.CodeType, Function] = {}
+    found: dict[types.CodeType, _Function] = {}
     unread: dict[Construction, str] = {}
     for c, of in reached.items():
         for code, values in of.functions.items():
             try:
                 if code not in found:
-                    found[code] = Function(code, of.piece(values), [])
+                    found[code] = _Function(code, of.piece(values), [])
                 found[code].reached_by.append(c)
             except NotWritable as reason:
                 if any(name in code.co_names for name in dir(sys.modules["jax.lax"])):  # it may have collectives
@@ -167,17 +175,13 @@ def _holds(outer: Piece, inner: Piece) -> bool:
     return outer.file == inner.file and a <= start and end <= b
 
 
-def _rewrite(functions: Sequence[Function], rewriting: Rewriting) -> None:
+def _rewrite(functions: Sequence[_Function], rewriting: Rewriting) -> None:
     """Edit each function; what is in an inner function is edited there, where more names are known."""
     done: list[tuple[str, Spot, Spot]] = []
     names = rewriting.names
     for function in functions:
         piece, before = function.piece, len(rewriting.places)
-        own: dict[Any, dict[Parts, None]] = {}
-        for c in function.reached_by:
-            for name, parts in (_choices(c) if not c.refused else {}).items():
-                own.setdefault(name, {})[parts] = None
-        choices = {name: sorted(of, key=len, reverse=True) for name, of in own.items()}
+        choices = _choices([c for c in function.reached_by if not c.refused], names)
         rewriting.names = dataclasses.replace(names, choices=choices)
         try:
             for start, end, text in Rewriter(rewriting, piece).edits():
@@ -190,22 +194,11 @@ def _rewrite(functions: Sequence[Function], rewriting: Rewriting) -> None:
     rewriting.names = names
 
 
-def _check(c: Construction, rewriting: Rewriting, names: AxisNames, by_table: bool) -> None:
-    """Refuse a construction whose collectives are not all found, or whose names mean others' axes.
-
-    Args:
-      by_table: whether ``axes_of`` looks up names in its functions.
-    """
-    own = _choices(c)
+def _check(c: Construction, rewriting: Rewriting, names: AxisNames) -> None:
+    """Refuse a construction whose collectives are not all found, or whose names mean others' axes."""
+    own = _choices([c], names)
     meshes = {m for p in c.placed if p.scope.mesh is not None for m in p.scope.mesh.axis_names}
-    bound = {*names.mesh_axes, *(parts[-1] for parts in own.values())}  # a later mesh may have them all
-    for name, parts in own.items():
-        if not by_table or name not in names.choices:
-            continue
-        first = next((choice for choice in names.choices[name] if {*choice} <= bound), parts)
-        if len(names.choices[name]) > 1 and first != parts:
-            raise NotWritable(messages.TWO_TEXTS.format(name=name, first=first, second=parts))
-    if clash := [p[-1] for n, p in own.items() if p != (n,) and (p[-1] in own or p[-1] in meshes)]:
+    if clash := [p[-1] for n, of in own.items() for p in of if p != (n,) and (p[-1] in own or p[-1] in meshes)]:
         raise NotWritable(messages.TAKEN.format(name=clash[0]))
     for placed in c.placed:
         _check_mesh_axes(placed)
@@ -243,7 +236,7 @@ def _check_mesh_axes(placed: Any) -> None:
         Lacking(placed.placements, placed.fun_name).results(placed.program.jaxpr, entering)
 
 
-def _keep_what_stays(cs: Sequence[Construction], functions: Iterable[Function]) -> None:
+def _keep_what_stays(cs: Sequence[Construction], functions: Iterable[_Function]) -> None:
     """Refuse edits of functions that an xmap which stays may call."""
     pending = [c for c in cs if c.refused]
     while pending:

@@ -18,27 +18,24 @@ _READS = {
 }
 
 
-def with_needs(names: Iterable[str]) -> set[str]:
+def _with_needs(names: Iterable[str]) -> set[str]:
     """These helpers, and those that they need."""
     found = HELPERS.keys() & set(names)
     needed = HELPERS.keys() & found.union(*(_READS[name] for name in found))
-    return found if needed == found else with_needs(needed)
+    return found if needed == found else _with_needs(needed)
 
 
 def helper_file(names: Iterable[str], choices: Mapping[Any, Sequence[tuple[Any, ...]]]) -> str:
     """The text of the file.
 
     Args:
-      choices: for each axis, the ways in which xmaps split it.
+      choices: for each axis what executes it, in each way in which xmaps split it.
     """
-    needed = [name for name in HELPERS if name in with_needs(names)]
-    split = {n: [of[:-1] for of in parts] for n, parts in choices.items() if isinstance(n, str)}
-    text = inspect.getsource(mapped).replace("SPLIT: dict = {}", f"SPLIT: dict = {literal(split)}", 1)
+    needed = [name for name in HELPERS if name in _with_needs(names)]
+    table = "".join(f"    {literal(n)}: {literal([*parts])},\n" for n, parts in choices.items() if isinstance(n, str))
+    text = inspect.getsource(mapped).replace("AXES: dict = {}", f"AXES: dict = {{\n{table}}}", 1)
     if needed:
-        table = "".join(f"    {literal(n)}: {literal([*parts])},\n" for n, parts in choices.items())
         lines = [line for name in needed for line in ("", "", *HELPERS[name])]
         text = text.replace("import jax.numpy as jnp\n", "import jax.numpy as jnp\nimport numpy as np\n", 1)
-        if "axes_of" in needed:
-            text += f"\n\n# For each named axis, the ways in which it is split.\nAXES = {{\n{table}}}\n"
         text += "\n".join([*lines, ""])
     return text

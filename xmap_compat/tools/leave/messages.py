@@ -38,10 +38,6 @@ LACKS = (
 TAKEN = "the edited program needs the name {name} for a part of an axis, and it has one of that name: rename yours"
 NOT_OF_JAX = "{called} over names, which JAX does not have: write it with lax.axis_index, lax.all_gather or lax.psum"
 NOT_BY_NAME = "{called}, which is not called by its name there: write `lax.{primitive}(...)` there"
-TWO_TEXTS = (
-    "its axis {name} is {second}, and {first} for another xmap that shares a function; both names have a meaning "
-    "there: write a function for each"
-)
 SHARES_WITH_ONE_THAT_STAYS = "it shares an edited function with the xmap at {where}, which stays: write one for each"
 
 # Recording and verifying
@@ -56,7 +52,7 @@ NOT_VERIFIED = "not verified: {}"
 ENDED = "the edited program ended with {}, and the one with xmap with {}"
 NO_ERROR = "no error"
 OF_ONE_NAME = (
-    "{}: of one name with its mesh axis. A collective over that name which was not traced and is not edited would "
+    "{}: of one name with a mesh axis. A collective over that name which was not traced and is not edited would "
     "reduce a part, silently; if you rename the mesh axis, it raises an error"
 )
 TOO_FEW = "of its recorded calls, {agreed} of {recorded} were found again"

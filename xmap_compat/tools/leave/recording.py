@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xmap_compat.legacy import import_hook, runner
-from xmap_compat.tools.leave import messages, verifying
+from xmap_compat.legacy import import_hook
+from xmap_compat.tools.leave import comparing, messages, verifying
+from xmap_compat.tools.leave.comparing import Leaf, RecordedCall, described, is_traced, jax, restored, to_host, watched
 from xmap_compat.tools.leave.construction import Construction, Edited, Entered
-from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, described, is_traced, jax, restored, to_host, watched
 
 OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
@@ -28,7 +28,7 @@ OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 MOST_TRACES = 16  # of each construction
 
 
-class Pending(NamedTuple):
+class _Pending(NamedTuple):
     """A call in a traced program, whose arguments were noted when that was executed; its results are computed last."""
 
     call: RecordedCall
@@ -57,7 +57,7 @@ def note_entered(kinds: Iterable[type], entered: set[Entered], otherwise: set[En
         kind.__enter__ = noted  # type: ignore[attr-defined]
 
 
-def noting_gradients(c: Construction, results: Any) -> Any:
+def _noting_gradients(c: Construction, results: Any) -> Any:
     """The same traced results, of which it is noted when a derivative is taken."""
 
     noted = jax.custom_jvp(lambda x: x)
@@ -77,7 +77,7 @@ class Recorder:
         self.spec, self.lock, self.local = spec, threading.RLock(), threading.local()
         self.found: dict[tuple[str, int, int], Construction] = {}
         self.records: list[RecordedCall] = []
-        self.pending: list[Pending] = []
+        self.pending: list[_Pending] = []
         self.structures: list[tuple[Any, Any]] = []  # of each record: the function, and the structure of its arguments
         self.seen: dict[Any, int] = {}
         self.entered, self.otherwise = set[Entered](), set[Entered]()
@@ -135,7 +135,7 @@ class Recorder:
         try:
             return self._called(c, reached, function, args, kwargs)
         except Exception as error:
-            c.problem = messages.RAISES.format(error=verifying.in_a_line(error))
+            c.problem = messages.RAISES.format(error=comparing.in_a_line(error))
             raise
         finally:
             self.stack.pop()
@@ -151,7 +151,7 @@ class Recorder:
             kind = c.number, function.plan.declared.key(), described(args), scope, is_traced(args)
         except TypeError:  # no arrays: xmap says so
             return function(*args)
-        call = RecordedCall(c.number, reached, described(args), verifying.placed(scope.mesh), is_traced(args))
+        call = RecordedCall(c.number, reached, described(args), comparing.placed(scope.mesh), is_traced(args))
         wanted = self.wanted(kind, not call.traced)
         if wanted and call.traced:
             self.note_arguments(call, kind, function, args)
@@ -159,13 +159,13 @@ class Recorder:
             call = call._replace(leaves=[to_host(leaf) for leaf in jax.tree.leaves(args)])
         results = function(*args)
         if is_traced(results):  # as those of a function that closes over a tracer are
-            return noting_gradients(c, results)
+            return _noting_gradients(c, results)
         if wanted and not call.traced:
             try:
-                noted = call._replace(results=verifying.evaluated(lambda: results, (), False))
+                noted = call._replace(results=comparing.evaluated(lambda: results, (), False))
                 self.keep(c, noted, function, jax.tree.structure(args))
             except Exception as error:  # must not change the behaviour of the program
-                c.problem = messages.NOT_REPEATED.format(error=verifying.in_a_line(error))
+                c.problem = messages.NOT_REPEATED.format(error=comparing.in_a_line(error))
         return results
 
     def wanted(self, kind: Any, more: int) -> bool:
@@ -185,7 +185,7 @@ class Recorder:
             with self.lock:
                 if self.wanted(kind, 1) and self.fits(values):
                     noted = [Leaf(np.array(v), t.weak_type, key) for v, t, key in zip(values, types, keys)]
-                    self.pending.append(Pending(call._replace(leaves=noted), function, structure))
+                    self.pending.append(_Pending(call._replace(leaves=noted), function, structure))
                     self.tell()
 
         jax.debug.callback(note, *(jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key)))
@@ -221,7 +221,8 @@ class Recorder:
         for k, call in enumerate(self.records):
             if [*constructions[call.construction].key] in self.spec["noise"]:
                 self.records[k] = self.with_noise(call, *self.structures[k])
-        verifying.write_calls(self.spec["records"], self.records)
+        with open(self.spec["records"], "wb") as file:
+            pickle.dump(self.records, file)
         edited = self.edited(constructions) if constructions else Edited([])
         compared = {call.construction for call in self.records if call.differentiated}
         told = [dataclasses.replace(c.told(), differentiated=c.number in compared) for c in edited.constructions]
@@ -238,21 +239,21 @@ class Recorder:
         alone = self.api.xmap(declared.fun, declared.in_source, declared.out_source, axis_sizes=declared.sizes)
         try:
             args = jax.tree.unflatten(structure, map(restored, call.leaves))
-            return call._replace(noise=verifying.evaluated(alone, args, call.differentiated))
+            return call._replace(noise=comparing.evaluated(alone, args, call.differentiated))
         except Exception:  # it is compared without
             return call
 
-    def compute(self, c: Construction, pending: Pending) -> None:
+    def compute(self, c: Construction, pending: _Pending) -> None:
         """The results, and the gradients if the program took some, for arguments that were noted."""
         try:
-            mesh = pending.call.mesh and verifying.mesh_of(pending.call.mesh)
+            mesh = pending.call.mesh and comparing.mesh_of(pending.call.mesh)
             with importlib.import_module("xmap_compat.core.mesh").entered(mesh):
                 args = jax.tree.unflatten(pending.structure, map(restored, pending.call.leaves))
-                results = verifying.evaluated(pending.function, args, c.differentiated)
+                results = comparing.evaluated(pending.function, args, c.differentiated)
             call = pending.call._replace(results=results, differentiated=c.differentiated)
             self.keep(c, call, pending.function, pending.structure)
         except Exception as error:
-            c.problem = messages.NOT_REPEATED.format(error=verifying.in_a_line(error))
+            c.problem = messages.NOT_REPEATED.format(error=comparing.in_a_line(error))
 
     def edited(self, constructions: list[Construction]) -> Edited:
         refused = {tuple(key): why for key, why in self.spec["refused"]}
@@ -266,7 +267,7 @@ class Recorder:
         except Exception as error:
             traceback.print_exc()
             for c in constructions:
-                c.change, c.changes, c.refused = None, (), messages.FAILED.format(error=verifying.in_a_line(error))
+                c.change, c.changes, c.refused = None, (), messages.FAILED.format(error=comparing.in_a_line(error))
             return Edited(constructions)
 
 
@@ -276,4 +277,4 @@ def main(path: str) -> None:
         spec = json.load(file)
     recorder = Recorder(spec)
     import_hook.install_with_jax(recorder.begin)
-    verifying.run(spec, runner, recorder.finish)
+    verifying.run(spec, recorder.finish)

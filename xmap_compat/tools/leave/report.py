@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import dataclasses
 import os
@@ -70,10 +69,7 @@ class Report:
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
         lines += [(str(k), c.where, c.function, str(c.calls), own) for k, (c, own) in enumerate(zip(cs, words), 1)]
         print("\n".join([*table(lines), *self.unreached()]))
-        split = re.search(r"^SPLIT: dict = (.*?)  #", self.found.helpers, re.M)
-        for name, ways in ast.literal_eval(split[1] if split else "{}").items():
-            if any(name in across for across in ways):
-                print(messages.OF_ONE_NAME.format(name))
+        print(*(messages.OF_ONE_NAME.format(name) + "\n" for name in self.found.of_one_name), sep="", end="")
         count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
         where = f"{plural(count, 'line')} in {plural(len(self.changes), 'file')}"
         print(f"{len(self.kept)} of {len(cs)} constructions patched, {where}")

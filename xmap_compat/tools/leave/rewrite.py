@@ -107,11 +107,11 @@ class Rewriter:
         callee, function = self.callee(node.func), node.func
         if is_xmap(callee):
             return None
-        if callee is functools.partial and node.args and takes_axes(inner := self.callee(node.args[0])):
+        if callee is functools.partial and node.args and _takes_axes(inner := self.callee(node.args[0])):
             return self._over_axes(node, inner, node.args[0], node.args[1:])
-        if self.piece.span(node) in self.module.calls and is_ours(callee) and not helper_of(callee):
+        if self.piece.span(node) in self.module.calls and is_ours(callee) and not _helper_of(callee):
             raise NotWritable(messages.NOT_OF_JAX.format(called=ast.unparse(function)))
-        if self.piece.span(node) in self.module.calls or takes_axes(callee):
+        if self.piece.span(node) in self.module.calls or _takes_axes(callee):
             return self._over_axes(node, callee, function, node.args)
         self._unedited(node, callee)
 
@@ -132,7 +132,7 @@ class Rewriter:
         """A call of a function over axes, or a partial one: change its axes, or call a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
         is_fixed = self.piece.is_fixed(function)
-        helper = helper_of(callee) if is_fixed else ""
+        helper = _helper_of(callee) if is_fixed else ""
         given = self._given(node, callee, arguments, bool(traced or helper))
         parameter = next((p for p in ("axis_name", "axes", "axis") if p in given), None)
         if parameter is None:
@@ -241,14 +241,14 @@ class Rewriter:
 _UNKNOWN = object()
 
 
-def helper_of(function: Any) -> str:
+def _helper_of(function: Any) -> str:
     """The name of the helper in the place of a function; empty if there is none."""
     return next((helper for replaced, helper in _HELPERS if replaced is function), "")
 
 
-def takes_axes(callee: Any) -> bool:
+def _takes_axes(callee: Any) -> bool:
     """Whether a function is a JAX function that takes axis names and does not bind them."""
     if callee is None or callee is jax.vmap or callee is jax.pmap:
         return False
     module = getattr(callee, "__module__", None) or type(callee).__module__
-    return str(module).split(".")[0] == "jax" or bool(helper_of(callee))
+    return str(module).split(".")[0] == "jax" or bool(_helper_of(callee))
