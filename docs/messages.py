@@ -12,22 +12,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "errors.md"
+PACKAGE = ROOT / "xmap_compat"
+# Titles of the table, and their files without those that have a title of their own.
 ROOMS = {
-    "xmap, specs, meshes, collectives": "core/errors.py",
-    "The named vocabulary, global arrays": "errors.py",
-    "Several processes": "core/processes/errors.py",
-    "Old names": "legacy/errors.py",
-    "Plans and search": "tools/errors.py",
+    "xmap, specs, meshes, collectives": PACKAGE / "core",
+    "The named vocabulary, global arrays": PACKAGE,
+    "Several processes": PACKAGE / "core" / "processes.py",
+    "Old names": PACKAGE / "legacy",
+    "Plans and search": PACKAGE / "tools",
 }
 BEGIN, END = "<!-- made by docs/messages.py -->\n", "<!-- end -->\n"
 FEWEST_WORDS, MOST_WORDS = 7, 14
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef]:
-    """The functions of a module of messages that make exceptions."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef) and re.search("Error|Exception", ast.unparse(node.returns or ast.Tuple())):
-            yield node
+def functions() -> Iterator[tuple[Path, ast.FunctionDef]]:
+    """The functions of the package that make messages, with their files: those whose type says that they return one.
+
+    That of ``should_be``, which makes one for any argument, says ``Exception``.
+    """
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text()
+        for node in ast.parse(text).body if re.search(r"-> \w+Error:$", text, re.MULTILINE) else ():
+            if isinstance(node, ast.FunctionDef) and getattr(node.returns, "id", "").endswith("Error"):
+                yield path, node
 
 
 def text_of(node: ast.expr, names: dict[str, ast.expr]) -> str:
@@ -81,11 +88,13 @@ def words(text: str) -> str:
 
 
 def table() -> str:
-    parts = []
-    for title, module in ROOMS.items():
-        rows = sorted({row(f) for f in functions(ROOT / "xmap_compat" / module) if f.name != "should_be"})
-        parts.append(f"### {title}\n\n| message | legacy's words |\n|---|---|\n" + "\n".join(rows) + "\n")
-    return "\n".join(parts)
+    rows: dict[Path, set[str]] = {folder: set() for folder in ROOMS.values()}
+    for path, function in functions():
+        rows[next(folder for folder in (path, *path.parents) if folder in rows)].add(row(function))
+    head = "| message | legacy's words |\n|---|---|\n"
+    return "\n".join(
+        f"### {title}\n\n{head}" + "\n".join(sorted(rows[folder])) + "\n" for title, folder in ROOMS.items()
+    )
 
 
 def page() -> str:

@@ -147,9 +147,6 @@ found_by(
     "test_named_numpy::test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros",
     edits={
         "(jnp.max, -jnp.inf)": "(jnp.max, 0.0)",
-        "where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)": (
-            "where = tuple(sorted(a + len(names) if isinstance(a, int) else names.index(a) for a in axes))"
-        ),
     },
 )
 found_by(
@@ -189,7 +186,7 @@ found_by(
         "self.met.update(names - operand if operand - names else ())": "self.met.update(names - operand)",
         "lax.axis_index(mesh.axis_names) == 0, x": "lax.axis_index(mesh.axis_names) == 7, x",
         "_jax.set_for_all_threads(exist, True)": "pass",
-        "return {name: place for name, place in own.items() if name in found.met}": "return {}",
+        "return {name: place for name, place in own.items() if name in with_own.met}": "return {}",
     },
 )
 
@@ -211,14 +208,14 @@ found_by(
     edits={
         '"axis sizes": _mapping(placed.body.sizes.items()),': '"axis sizes": "",',
         '"arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
-        'sorted(found[1].split(", "))': 'found[1].split(", ")',
+        'sorted(match[1].split(", "))': 'match[1].split(", ")',
         "ORDERS = 2  #": "ORDERS = 1  #",
         "(?:callback|fmt|logging_record)": "(?:callback)",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",
         "if not here or np.size(value)": "if not here and np.size(value)",
         'if text.lower() == "off":': "if False:",
         "0 < seconds < math.inf": "0 < seconds",
-        "begin = max(0, parting - 60)": "begin = parting + 60",
+        "if a != b) - 60)": "if a != b) + 60)",
     },
 )
 found_by(
@@ -329,10 +326,10 @@ found_by(
         "received[[destination for _, destination in perm]] = True": "received[:] = True",
         "index = index * factor.size + grid[factors.index(factor)]": "index = grid[factors.index(factor)]",
         "if (table == table[:1]).all():": "if True:",
-        "taken[taken == _EMPTY_SLOT] = nothing": "taken[taken == _EMPTY_SLOT] = 0",
+        "table[table == _EMPTY_SLOT] = rows": "table[table == _EMPTY_SLOT] = 0",
         "return lax.rev(buffers[0], (0,))": "return buffers[0]",
         "if source not in senders and destination not in receivers:": "if source not in senders:",
-        "nothing += width": "nothing += 1",
+        "rows += width": "nothing += 1",
         "copies = lax.broadcast(chunk.data, (view.total_size(names),))": "copies = lax.broadcast(chunk.data, (1,))",
     },
 )
@@ -404,7 +401,7 @@ found_by(
         "optimize=copy.deepcopy(optimize)": "optimize=optimize",
         "letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)": "letters = term.letters",
         "*range(min(0, len(letters) - 1 - ndim), 0)": "*range(max(0, ndim + 1 - len(letters)))",
-        "if axis == name and does:": "if False:",
+        "if axis == name and operand_varies:": "if False:",
         "axes = sorted(frozenset().union(*(t.names for t in terms)) - names, key=str)": "axes = []",
         "skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)": (
             "skipped = tuple(() for t in terms)"
@@ -529,7 +526,7 @@ found_by(
         "order.extend(loops.index(loop) for loop in place.loops)": (
             "order.extend(sorted(loops.index(loop) for loop in place.loops))"
         ),
-        "mine = [loop for loop in loops if loop in looped]": "mine = list(looped)",
+        "own = [loop for loop in loops if loop in looped]": "own = list(looped)",
         "inside.update(dict.fromkeys(eqn.outvars, together))": (
             "inside.update(dict.fromkeys(eqn.outvars, frozenset().union(*own.values())))"
         ),

@@ -11,7 +11,7 @@ import pytest
 
 import xmap_compat
 from xmap_compat import xmapped
-from xmap_compat.core.processes import comparison
+from xmap_compat.core import processes
 
 NAMESPACES = ["xmap_compat", *(f"xmap_compat.{name}" for name in xmap_compat._MODULES)]
 
@@ -37,7 +37,7 @@ def examples_of(name):
 @pytest.fixture
 def settings(monkeypatch):
     """As they were, after an example has changed them."""
-    monkeypatch.setattr(comparison, "_setting", [*comparison._setting])
+    monkeypatch.setattr(processes, "_setting", [*processes._setting])
 
 
 @pytest.mark.usefixtures("settings")

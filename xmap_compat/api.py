@@ -16,7 +16,7 @@ from xmap_compat.core import errors as core_errors
 from xmap_compat.core import execute, watch
 from xmap_compat.core.mesh import SerialLoop
 from xmap_compat.core.placement import known_axes, parse_axis_resources
-from xmap_compat.core.processes import comparison
+from xmap_compat.core.processes import ComparedCalls
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName, is_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.xmapped import Planner, Xmapped, recover_call
@@ -188,51 +188,51 @@ def _check_backend(backend: str | None) -> None:
 def _jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     """The jitted function.  Equal declarations of one function share it, so that a new xmap hits jit's cache."""
     key = (declared.key(), donated)
-    made = _made_for(declared.fun)
-    if key not in made:
-        made[key] = _new_jit(declared, donated)
-    return made[key]
+    jitted = _jitted_of(declared.fun)
+    if key not in jitted:
+        jitted[key] = _new_jit(declared, donated)
+    return jitted[key]
 
 
-def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
+def _jitted_of(fun: Callable[..., Any]) -> dict[Any, Any]:
     """The xmapped functions of a Python function, which are kept on the function itself and freed with it.
 
-    The owner is kept beside them, because ``functools.wraps`` copies attributes to other functions.
+    The function is kept beside them, because ``functools.wraps`` copies attributes to other functions.
     """
     if not isinstance(fun, types.FunctionType):
         return {}
-    owner, made = fun.__dict__.get("_xmap_compat_made", (None, {}))
+    owner, jitted = fun.__dict__.get("_xmap_compat_made", (None, {}))
     if owner is not fun:
-        made = {}
-        fun.__dict__["_xmap_compat_made"] = (fun, made)
-    return made
+        jitted = {}
+        fun.__dict__["_xmap_compat_made"] = (fun, jitted)
+    return jitted
 
 
 class _XmappedCall:
     """What jit traces for a declaration.
 
     Attributes:
-      uses_mesh: whether some call that was traced runs on the devices of a mesh.
+      uses_mesh: whether some traced call runs on the devices of a mesh.
     """
 
     def __init__(self, declared: calls.Declaration):
         self.declared = declared
-        self.compared = comparison.ComparedCalls()
+        self.compared = ComparedCalls()
         self.uses_mesh = False
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             raise errors.keyword_arguments(kwargs)
         arguments = calls.bind_arguments(self.declared, args)
-        made = calls.place_arguments(self.declared, arguments)
-        self.uses_mesh |= made.uses_mesh or made.first_device_of is not None
-        watch.tell(self.declared, made, args)
-        self.compared.traced(self.declared, made, args)
+        placed = calls.place_arguments(self.declared, arguments)
+        self.uses_mesh |= placed.uses_mesh or placed.first_device_of is not None
+        watch.tell(self.declared, placed, args)
+        self.compared.traced(self.declared, placed, args)
         try:
-            return execute.run(made, arguments.leaves)
+            return execute.run(placed, arguments.leaves)
         # Under jax_debug_nans, jit calls this function to find where NaNs come from.
         except FloatingPointError as error:
-            # JAX's words name a primitive or nothing.
+            # JAX's message names a primitive or nothing.
             kind = "inf" if "(inf)" in str(error) else "nan"
             error.args = (f"invalid value ({kind}) encountered in xmap({self.declared.name}): {error}",)
             raise
@@ -273,7 +273,7 @@ def declare(
     backend: str | None = None,
     undeclared: bool = False,
 ) -> calls.Declaration:
-    """The arguments that the user gave to :func:`xmap`, parsed; raises the same errors."""
+    """The arguments that the user gave to :func:`xmap`, parsed; it raises the errors of :func:`xmap`."""
     if isinstance(in_axes, list) and not is_spec(in_axes):
         in_axes = tuple(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:

@@ -38,20 +38,6 @@ def unknown_keywords(names: Iterable[str]) -> TypeError:
     return TypeError(f"xmap() got an unexpected keyword argument: {quoted(names)}{advice}")
 
 
-def donated_argument(path: str, donated: Sequence[int]) -> RuntimeError:
-    return RuntimeError(
-        f"{path} was donated by an earlier call (donate_argnums={tuple(donated)}), which has deleted it. Pass the "
-        "result of that call, or leave donate_argnums out"
-    )
-
-
-def no_array_argument(path: str, value: Any) -> TypeError:
-    return TypeError(
-        f"{path} is {described(value)}, but the arguments of xmapped functions are arrays, scalars, or pytrees of "
-        "them. Bind a static value with functools.partial before xmap"
-    )
-
-
 def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashable]) -> ValueError:
     return ValueError(
         f"out_axes name {quoted(names)}, which neither in_axes nor axis_sizes do"
@@ -62,13 +48,6 @@ def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashabl
 
 def extremum_of_nothing(fun: str, axis: Any) -> ValueError:
     return ValueError(f"{fun} got the axis {axis!r} of size 0 (a zero-size array). Leave {fun} out where it is empty")
-
-
-def process_without_devices(process: int, mesh: Any) -> ValueError:
-    return ValueError(
-        f"Process {process} has no device on the mesh ({axes_text(mesh.shape)}), so it holds no part of an array. "
-        "Include devices of all processes, or call global_array only in those that the mesh includes"
-    )
 
 
 def no_devices(caller: str, mesh: Any) -> ValueError:
@@ -82,74 +61,8 @@ def unknown_backend(backend: str, known: Iterable[str]) -> RuntimeError:
     return RuntimeError(f"xmap backend {backend!r} is not available. Use {' or '.join(known)}, or leave it out")
 
 
-def malformed_einsum(spec: str, position: int, reason: str) -> ValueError:
-    position = min(position, len(spec))
-    return ValueError(f"Malformed einsum specification: {reason}\n  {spec}\n  {' ' * position}^")
-
-
-def einsum_operand_count(spec: str, expected: int, given: int) -> ValueError:
-    return ValueError(f"The einsum {spec!r} describes {expected} operands, but got {given}. Pass one for each part")
-
-
-def einsum_rank(spec: str, index: int, text: str, letters: int, shape: Sequence[int]) -> ValueError:
-    return ValueError(
-        f"Operand {index} of the einsum {spec!r} is described by {text!r}, which has {letters} positional dimensions, "
-        f"but its positional shape is {tuple(shape)}. Write named axes in braces"
-    )
-
-
-def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> ValueError:
-    which = "a dimension under the ellipsis" if isinstance(letter, int) else f"the dimension {letter}"
-    return ValueError(f"In {spec!r}, {which} has size {known} and, in operand {index}, {size}. Pass arrays of one size")
-
-
 def lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> ValueError:
     return ValueError(
         f"{fun} was applied along the named axis `{axis}` of size {size} with keep=True, but returned an array of "
         f"shape {tuple(shape)}: its first dimension should be that axis. Use keep=False if it reduces the axis"
-    )
-
-
-def dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
-    ours = f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}"
-    return ValueError(f"{ours}. Count without the named axes, which are not part of that shape")
-
-
-def dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence[int]) -> TypeError:
-    return TypeError(
-        f"{option} of pdot pairs dimension {left} of x (shape {tuple(x)}) with dimension {right} of y (shape "
-        f"{tuple(y)}), but they have different sizes. Pair dimensions of one size"
-    )
-
-
-def dot_overlap(operand: str, dim: int) -> TypeError:
-    return TypeError(f"pos_contract and pos_batch of pdot have dimension {dim} of {operand} twice. Name it once")
-
-
-def wrong_named_size(name: str, size: int, actual: int) -> ValueError:
-    return ValueError(f"The shape of axis {name} was specified as {size}, but it really is {actual}")
-
-
-def not_for_samplers(shape: Any) -> TypeError:
-    return TypeError(
-        f"{shape!r} is a shape for the samplers of jax.random only. Give other functions shape.positional and, where "
-        "they sample (initializers do), the key xmap_compat.random.fold_in_names(key, shape)"
-    )
-
-
-def no_part_here(path: str, process: int) -> ValueError:
-    return ValueError(f"{path} has no part on devices of process {process}. Ask for it in processes of its mesh only")
-
-
-def parts_are_no_block(path: str, sharding: Any) -> ValueError:
-    return ValueError(
-        f"The parts of {path} in this process ({sharding}) are no block of rows and columns. Take them one by one from "
-        "array.addressable_shards, or take the whole array in every process: process_array(array, whole=True)"
-    )
-
-
-def no_mesh_to_gather_over(path: str, sharding: Any) -> ValueError:
-    return ValueError(
-        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. Put it on one, by "
-        "jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))"
     )

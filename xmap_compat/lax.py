@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xmap_compat import _jax, errors
+from xmap_compat import _jax
 from xmap_compat.braces import xeinsum
-from xmap_compat.core import errors as core_errors
+from xmap_compat.core import errors
 from xmap_compat.core.rules.contraction import Subscripts, accumulation_type, bind_contraction, canonical_precision
 from xmap_compat.core.trace import sizes_in_scope
 
@@ -175,24 +175,24 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
 def check_integers(fun: str, indices: jax.Array) -> None:
     """Raise unless an array can be used as indices."""
     if not jnp.issubdtype(indices.dtype, jnp.integer):
-        raise core_errors.should_be(f"The dtype of the indices of {fun}", "an integer type", indices.dtype)
+        raise errors.should_be(f"The dtype of the indices of {fun}", "an integer type", indices.dtype)
 
 
 def check_names(fun, names):
     """Raise unless all names are bound and distinct."""
     for name in names:
         if name is None or not isinstance(name, Hashable):
-            raise core_errors.should_be(f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string")
+            raise errors.should_be(f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string")
         if not isinstance(name, int) and not _jax.is_bound(name):
-            raise core_errors.unbound_name(f"unbound axis name: {name}", sizes_in_scope())
+            raise errors.unbound_name(f"unbound axis name: {name}", sizes_in_scope())
     if len(set(names)) < len(names):
-        raise core_errors.repeated_axis(fun, names)
+        raise errors.repeated_axis(fun, names)
 
 
 def position(fun: str, dim: int, what: str, shape: Sequence[int]) -> int:
     """A positional dimension counted from the front."""
     if not -len(shape) <= dim < len(shape):
-        raise errors.dimension_out_of_range(fun, dim, what, shape)
+        raise _dimension_out_of_range(fun, dim, what, shape)
     return dim % len(shape)
 
 
@@ -207,20 +207,20 @@ def _normalized(option, positions, x, y):
     right = tuple(position("pdot", d, "y", y.shape) for d in right)
     for a, b in zip(left, right):
         if x.shape[a] != y.shape[b]:
-            raise errors.dot_sizes(option, a, b, x.shape, y.shape)
+            raise _dot_sizes(option, a, b, x.shape, y.shape)
     return left, right
 
 
 def _bad_dimensions(option, positions):
     wanted = "a pair of sequences of as many dimensions of x as of y, e.g. ((0,), (1,))"
-    return core_errors.should_be(f"{option} of pdot", wanted, positions)
+    return errors.should_be(f"{option} of pdot", wanted, positions)
 
 
 def _check_disjoint(contract, batch):
     for operand, dims in zip("xy", zip(contract, batch)):
         taken = [*dims[0], *dims[1]]
         if repeated := [dim for dim in taken if taken.count(dim) > 1]:
-            raise errors.dot_overlap(operand, repeated[0])
+            raise _dot_overlap(operand, repeated[0])
 
 
 def _subscripts(x_ndim, y_ndim, contract, batch):
@@ -231,3 +231,22 @@ def _subscripts(x_ndim, y_ndim, contract, batch):
     shared = [c for c in x if c in y]
     output = (*(x[d] for d in batch[0]), *(c for c in (*x, *y) if c not in shared))
     return Subscripts((tuple(x), tuple(y)), output)
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
+    ours = f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}"
+    return ValueError(f"{ours}. Count without the named axes, which are not part of that shape")
+
+
+def _dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence[int]) -> TypeError:
+    return TypeError(
+        f"{option} of pdot pairs dimension {left} of x (shape {tuple(x)}) with dimension {right} of y (shape "
+        f"{tuple(y)}), but they have different sizes. Pair dimensions of one size"
+    )
+
+
+def _dot_overlap(operand: str, dim: int) -> TypeError:
+    return TypeError(f"pos_contract and pos_batch of pdot have dimension {dim} of {operand} twice. Name it once")

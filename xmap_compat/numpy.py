@@ -22,13 +22,14 @@ from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xmap_compat import _jax, errors
 from xmap_compat.braces import einsum
 from xmap_compat.core import errors as core_errors
 from xmap_compat.core.nested.whole import apply_to_whole, is_of_whole
-from xmap_compat.lax import check_integers, check_names, position
+from xmap_compat.lax import check_names, position
 
 __all__ = ["along", "einsum"]  # and the functions of the table, which _row adds
 
@@ -140,46 +141,22 @@ def _average(function, x, axes, options):
     return (mean, total) if returned else mean
 
 
-def _moved(x, axis, to):
-    """Each element of a named axis at ``to(index, size)``."""
-    size = lax.axis_size(axis)
-    return lax.ppermute(x, axis, [(k, to(k, size) % size) for k in range(size)])
-
-
-def _flip(function, x, axes, options):
+def _reordered(function, x, axes, options):
+    """The elements of a named axis, in the order that NumPy's function of the same name gives their numbers."""
     _check_one(function, axes)
-    return _moved(x, axes[0], lambda k, size: -1 - k)
-
-
-def _roll(function, x, axes, options):
-    shift = options["shift"]
-    shifts = shift if isinstance(shift, (tuple, list)) else [shift] * len(axes)
-    if len(shifts) != len(axes):
-        raise core_errors.should_be(f"The shift of roll over {axes}", "one, or one for each axis", shifts, ValueError)
-    for shift, axis in zip(shifts, axes):
-        if isinstance(axis, int):
-            x = jnp.roll(x, shift, axis)
-        elif isinstance(shift, SupportsIndex) and not isinstance(shift, jax.core.Tracer):
-            x = _moved(x, axis, functools.partial(lambda shift, k, size: k + shift, operator.index(shift)))
-        else:
-            required = "an integer that is known while tracing"
-            raise core_errors.should_be("The shift of roll along a named axis", required, shift)
-    return x
+    shift = {name: operator.index(value) for name, value in options.items()}
+    sources = getattr(np, function.__name__)(np.arange(lax.axis_size(axes[0])), **shift).tolist()
+    return lax.ppermute(x, axes[0], sorted(zip(sources, range(len(sources)))))
 
 
 def _take(function, x, axes, options):
     _check_one(function, axes)
-    check_integers("take", jnp.asarray(options["indices"]))
-    return jnp.take(lax.all_gather(x, axes[0]), axis=0, **options)
+    return function(lax.all_gather(x, axes[0]), axis=0, **options)
 
 
 def _check_one(function, axes):
     if len(axes) != 1:
-        wanted = "one named axis, or one positional axis"
-        raise core_errors.should_be(f"The axis of {function.__name__}", wanted, axes)
-
-
-# -------------------------------------------------------------------------------------------- the table
+        raise core_errors.should_be(f"The axis of {function.__name__}", "one, named or positional", axes)
 
 
 def _row(function: Callable[..., Any], compute: Callable[..., Any], kind: str, example: str) -> Callable[..., Any]:
@@ -230,13 +207,13 @@ argsort = _row(jnp.argsort, _kept, KEPT, "axis='i' -> ['i'] -> [1, 2, 0]")
 average = _row(jnp.average, _average, f"{ANY}, weights in the shape of the array", "axis='i' -> {} -> 2.0")
 cumprod = _row(jnp.cumprod, _kept, KEPT, "axis='i' -> ['i'] -> [3, 3, 6]")
 cumsum = _row(jnp.cumsum, _kept, KEPT, "axis='i' -> ['i'] -> [3, 4, 6]")
-flip = _row(jnp.flip, _flip, KEPT, "axis='i' -> ['i'] -> [2, 1, 3]")
+flip = _row(jnp.flip, _reordered, KEPT, "axis='i' -> ['i'] -> [2, 1, 3]")
 median = _row(jnp.median, _over_whole, f"{ANY}, gathered", "axis='i' -> {} -> 2.0")
 nanmax = _row(jnp.nanmax, _extremum, ANY, "axis='i' -> {} -> 3")
 nanmin = _row(jnp.nanmin, _extremum, ANY, "axis='i' -> {} -> 1")
 norm = _row(jnp.linalg.norm, _norm, f"{ANY}, with ord one at a time", "ord=1, axis='i' -> {} -> 6.0")
 prod = _row(jnp.prod, _over_whole, f"{ANY}, gathered", "axis='i' -> {} -> 6")
 quantile = _row(jnp.quantile, _over_whole, f"{ANY}, gathered", "q=0.25, axis='i' -> {} -> 1.5")
-roll = _row(jnp.roll, _roll, "which are kept, by Python integers", "shift=1, axis='i' -> ['i'] -> [2, 3, 1]")
+roll = _row(jnp.roll, _reordered, f"{KEPT}, by a Python integer", "shift=1, axis='i' -> ['i'] -> [2, 3, 1]")
 sort = _row(jnp.sort, _kept, KEPT, "axis='i' -> ['i'] -> [1, 2, 3]")
-take = _row(jnp.take, _take, "one at a time", "jnp.array([2, 0]), axis='i' -> {} -> [2, 3]")
+take = _row(jnp.take, _take, ONE, "jnp.array([2, 0]), axis='i' -> {} -> [2, 3]")

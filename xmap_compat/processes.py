@@ -9,22 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from xmap_compat import _jax, errors
+from xmap_compat import _jax
 from xmap_compat.core.call import partition_spec
-from xmap_compat.core.errors import not_divisible, should_be
+from xmap_compat.core.errors import axes_text, not_divisible, should_be
+from xmap_compat.core.fit import broadcast_specs, check_argument, infer_sizes
 from xmap_compat.core.mesh import devices_of, mesh_of_jax
 from xmap_compat.core.placement import Scope, current_scope, parse_axis_resources, place_axes
-from xmap_compat.core.specs import (
-    AxisName,
-    AxisSpec,
-    argument_path,
-    broadcast_specs,
-    check_argument,
-    infer_sizes,
-    parse_axis_sizes,
-    parse_specs,
-    spec_names,
-)
+from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, parse_axis_sizes, parse_specs, spec_names
 
 
 @_jax.api_boundary
@@ -82,7 +73,7 @@ def global_array(
             raise should_be("The mesh of global_array", "a Mesh (of xmap_compat or of jax.sharding) of devices", mesh)
         scope = Scope(None if mesh.empty else mesh_of_jax(mesh), scope.loops)
     if scope.mesh is not None and not any(d.process_index == jax.process_index() for d in devices_of(scope.mesh)):
-        raise errors.process_without_devices(jax.process_index(), scope.mesh)
+        raise _process_without_devices(jax.process_index(), scope.mesh)
     names = spec_names(specs)
     resources = {n: entries for n, entries in parse_axis_resources(axis_resources).items() if n in names}
     sizes = {n: size for n, size in parse_axis_sizes(axis_sizes).items() if n in names}
@@ -173,7 +164,7 @@ def _own_part(leaf: Any, path: Sequence[Any], whole: bool) -> Any:
 def _gathered(leaf, where):
     """The array, whole on every device of its mesh."""
     if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
-        raise errors.no_mesh_to_gather_over(where, leaf.sharding)
+        raise _no_mesh_to_gather_over(where, leaf.sharding)
     everywhere = jax.sharding.NamedSharding(leaf.sharding.mesh, jax.sharding.PartitionSpec())
     return jax.jit(lambda x: x, out_shardings=everywhere)(leaf)
 
@@ -189,11 +180,39 @@ def _shards(leaf):
 def _block(parts: Mapping[tuple[tuple[int, int], ...], Any], leaf: jax.Array, where: str) -> np.ndarray:
     """Put parts together along each dimension, in the order of their positions."""
     if not parts:
-        raise errors.no_part_here(where, jax.process_index())
+        raise _no_part_here(where, jax.process_index())
     edges = [sorted(set(of_dim)) for of_dim in zip(*parts)]
     if len(parts) != math.prod(map(len, edges)):
-        raise errors.parts_are_no_block(where, leaf.sharding)
+        raise _parts_are_no_block(where, leaf.sharding)
     blocks = np.empty([len(e) for e in edges], dtype=object)
     for bounds, data in parts.items():
         blocks[tuple(e.index(b) for e, b in zip(edges, bounds))] = np.asarray(data)
     return np.block(blocks.tolist())
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _process_without_devices(process: int, mesh: Any) -> ValueError:
+    return ValueError(
+        f"Process {process} has no device on the mesh ({axes_text(mesh.shape)}), so it holds no part of an array. "
+        "Include devices of all processes, or call global_array only in those that the mesh includes"
+    )
+
+
+def _no_part_here(path: str, process: int) -> ValueError:
+    return ValueError(f"{path} has no part on devices of process {process}. Ask for it in processes of its mesh only")
+
+
+def _parts_are_no_block(path: str, sharding: Any) -> ValueError:
+    return ValueError(
+        f"The parts of {path} in this process ({sharding}) are no block of rows and columns. Take them one by one from "
+        "array.addressable_shards, or take the whole array in every process: process_array(array, whole=True)"
+    )
+
+
+def _no_mesh_to_gather_over(path: str, sharding: Any) -> ValueError:
+    return ValueError(
+        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. Put it on one, by "
+        "jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))"
+    )

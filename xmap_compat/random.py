@@ -27,8 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat import _jax, errors
-from xmap_compat.core import errors as core_errors
+from xmap_compat import _jax
+from xmap_compat.core import errors
 
 __all__ = [
     "NamedShape",
@@ -71,7 +71,7 @@ class NamedShape:
             self._named = {name: operator.index(size) for name, size in named.items()}
         except TypeError:
             wanted = "integers, as in NamedShape(2, batch=8)"
-            raise core_errors.should_be("The sizes of a NamedShape", wanted, [*positional, *named.values()]) from None
+            raise errors.should_be("The sizes of a NamedShape", wanted, [*positional, *named.values()]) from None
 
     @property
     def positional(self) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class NamedShape:
         return self._named[dimension] if isinstance(dimension, str) else self._positional[dimension]
 
     def __iter__(self):
-        raise errors.not_for_samplers(self)
+        raise _not_for_samplers(self)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, tuple):
@@ -131,6 +131,13 @@ class NamedShape:
         return ", ".join([*map(str, self._positional), *(f"{name}={size}" for name, size in self._named.items())])
 
 
+def _not_for_samplers(shape: Any) -> TypeError:
+    return TypeError(
+        f"{shape!r} is a shape for the samplers of jax.random only. Give other functions shape.positional and, where "
+        "they sample (initializers do), the key xmap_compat.random.fold_in_names(key, shape)"
+    )
+
+
 @_jax.api_boundary
 def fold_in_names(key: Any, shape: NamedShape) -> Any:
     """A key for each element of the named axes of a shape.
@@ -146,9 +153,13 @@ def fold_in_names(key: Any, shape: NamedShape) -> Any:
     for name, size in shape.named_items:
         actual = jax.lax.axis_size(name)
         if actual != size:
-            raise errors.wrong_named_size(name, size, actual)
+            raise _wrong_named_size(name, size, actual)
         key = jax.random.fold_in(key, jax.lax.axis_index(name))
     return key
+
+
+def _wrong_named_size(name: str, size: int, actual: int) -> ValueError:
+    return ValueError(f"The shape of axis {name} was specified as {size}, but it really is {actual}")
 
 
 # -------------------------------------------------------------------------------- samplers

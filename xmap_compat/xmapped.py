@@ -1,22 +1,23 @@
-"""What ``xmap`` returns: its type for annotations, ``f.plan``, how it is printed, and what helps where jit refuses."""
+"""What ``xmap`` returns: its type for annotations, ``f.plan``, its repr, and a second try where jit refuses a call."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
 
 import jax
 
-from xmap_compat import _jax, errors
+from xmap_compat import _jax
 from xmap_compat.core import call as calls
-from xmap_compat.core import errors as core_errors
+from xmap_compat.core.errors import show
 from xmap_compat.core.mesh import check_mesh, devices_of, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
+from xmap_compat.errors import described, keyword_arguments, no_devices
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
@@ -27,7 +28,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Xmapped(Protocol[P, R]):
-    """What :func:`xmap` returns, for annotations: the parameters and the result of the function, as in ``jax.vmap``.
+    """The type of what :func:`xmap` returns: the parameters and the result of the function, as in ``jax.vmap``.
 
     At run time it is an object that ``jax.jit`` made, with an attribute ``plan``.  Its parameters are positional only.
 
@@ -99,7 +100,7 @@ class Planner:
           True
         """
         if kwargs:
-            raise errors.keyword_arguments(kwargs)
+            raise keyword_arguments(kwargs)
         describe = importlib.import_module("xmap_compat.tools.plan").describe_made
         with entered(check_mesh(f"{self.declared.name}.plan", mesh)):
             try:
@@ -114,14 +115,14 @@ _plain_repr = _Jitted.__repr__
 
 
 def _repr(function: Any) -> str:
-    """``<xmap(centred, in_axes=['batch'], ...)>``; JAX's own for other jitted functions, ``jax.jit`` of it too."""
+    """``<xmap(centred, in_axes=['batch'], ...)>``; JAX's own for other jitted functions, ``jax.jit(f)`` too."""
     declared = declaration_of(function)
     if declared is None or function.__wrapped__ is not declared.fun:
         return _plain_repr(function)
     resources = {name: entries[0] if len(entries) == 1 else entries for name, entries in declared.resources.items()}
     specs = {"in_axes": declared.in_source, "out_axes": declared.out_source}
     options = specs | {"axis_sizes": declared.sizes or None, "axis_resources": resources or None}
-    shown = [f"{name}={core_errors.show(value)}" for name, value in options.items() if value is not None]
+    shown = [f"{name}={show(value)}" for name, value in options.items() if value is not None]
     return f"<xmap({', '.join([declared.name, *shown])})>"
 
 
@@ -145,10 +146,10 @@ def recover_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Any, ...] | None:
-    """Raise our own message, or return arguments that are moved to the mesh; None where the error stands."""
+    """Raise a better error, or return arguments that are moved to the mesh; None if the error stands."""
     importlib.import_module("xmap_compat.core.notes").add_note_on_captured(error, declared, args)
     if isinstance(error, TypeError) and kwargs:
-        raise errors.keyword_arguments(kwargs) from None
+        raise keyword_arguments(kwargs) from None
     _check_values(args, error, donated)
     if not uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
         return None
@@ -157,18 +158,32 @@ def recover_call(
             jax.eval_shape(traced, *args)
         except Exception:
             return None  # the call itself is wrong
-        raise errors.no_devices(f"The xmapped function {declared.name}", mesh) from None
+        raise no_devices(f"The xmapped function {declared.name}", mesh) from None
     return _moved_to_mesh(declared, args, error)
 
 
 def _check_values(args: tuple[Any, ...], error: Any = None, donated: tuple[int, ...] = ()) -> None:
-    """Raise for arguments that are no arrays, or are deleted, because jit's messages would not help."""
+    """Raise for arguments that are no arrays, or are deleted, because jit's messages do not say which."""
     for path, value in jax.tree_util.tree_leaves_with_path(args):
         if isinstance(error, (TypeError, type(None))) and not is_array(value):
-            raise errors.no_array_argument(argument_path(path, "args"), value) from None
+            raise _no_array_argument(argument_path(path, "args"), value) from None
         is_array_itself = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
         if isinstance(error, RuntimeError) and is_array_itself and value.is_deleted():
-            raise errors.donated_argument(argument_path(path, "args"), donated) from None
+            raise _donated_argument(argument_path(path, "args"), donated) from None
+
+
+def _no_array_argument(path: str, value: Any) -> TypeError:
+    return TypeError(
+        f"{path} is {described(value)}, but the arguments of xmapped functions are arrays, scalars, or pytrees of "
+        "them. Bind a static value with functools.partial before xmap"
+    )
+
+
+def _donated_argument(path: str, donated: Sequence[int]) -> RuntimeError:
+    return RuntimeError(
+        f"{path} was donated by an earlier call (donate_argnums={tuple(donated)}), which has deleted it. Pass the "
+        "result of that call, or leave donate_argnums out"
+    )
 
 
 def _moved_to_mesh(declared: calls.Declaration, args: tuple[Any, ...], error: Exception) -> tuple[Any, ...] | None:

@@ -1,11 +1,10 @@
 """Every collective, over every kind of placement, gives what NumPy gives.
 
 A cell is one collective (a :class:`Case`) under one placement of the axes ``a`` and ``b``.  A case is a
-call, made with ``jax.lax`` (or ``jax.numpy``) inside an xmapped function and with the NumPy model of
+call, made with ``jax.lax`` inside an xmapped function and with the NumPy model of
 ``oracles.py`` on whole arrays; which axes its result may vary over is declared to xmap, which enforces it.
 All cases of a family are computed by one xmapped function per placement.  The rest proves that
-the table of rules has an oracle and a case for each rule, and that gradients, from outside and inside
-the body, are those of positional functions and of legacy's convention.
+the table of rules has an oracle and a case for each rule.  Derivatives are those of ``test_matrix.py``.
 """
 
 import functools
@@ -165,8 +164,6 @@ SHAPES: dict[str, tuple[str, Callable[[int, int], tuple[int, ...]]]] = {
     "matrix": ("ab", lambda A, B: (3, 2)),
     "matrix_b": ("b", lambda A, B: (2, 3)),
     "ties": ("ab", lambda A, B: (5,)),
-    "labels": ("b", lambda A, B: (2,)),
-    "labels_a": ("a", lambda A, B: (2,)),
     # for scatters and exchanges
     "square_a": ("ab", lambda A, B: (A, A)),
     "cube_b": ("ab", lambda A, B: (B, B, B)),
@@ -201,7 +198,7 @@ def operands(sizes):
 def _draw(rng, name, shape):
     """Normal numbers; for a dtype, values whose sums are exact, or wrap around as integers do."""
     few = rng.integers(0, 3, size=shape)
-    if name in ("ties", "labels", "labels_a"):
+    if name == "ties":
         return rng.integers(0, 5, size=shape, dtype=np.int32)
     if name == "bool":
         return few > 1
@@ -227,21 +224,15 @@ def over_devices(name, x, axis):
 JAX = SimpleNamespace(
     **{name: getattr(lax, name) for name in ["psum", "pmax", "pmin", "pmean", "axis_index", "pbroadcast"]},
     **{name: getattr(lax, name) for name in ["ppermute", "pshuffle", "all_gather", "all_to_all", "pswapaxes"]},
-    **{name: getattr(jnp, name) for name in ["sum", "max", "min", "mean", "var", "std"]},
-    **{name: getattr(jax.nn, name) for name in ["logsumexp", "softmax", "log_softmax"]},
     psum_scatter=lax.psum_scatter,
     pdot=xmap_compat.pdot,
     pargmax=xmap_compat.pargmax,
     pargmin=xmap_compat.pargmin,
-    method=lambda x, axis, name: getattr(x, name)(axis),
     **{f"device_{name}": functools.partial(over_devices, name) for name in ["vary", "sum", "gather", "take"]},
-    one_hot=lambda labels, axis, num_classes: jax.nn.one_hot(labels, num_classes, axis=axis),
 )
 
 REDUCTIONS = ["psum", "pmax", "pmin", "pmean"]
-NUMPY = ["sum", "max", "min", "mean", "var", "std"]
-REMOVE_AXES = {*REDUCTIONS, *NUMPY, "method", "logsumexp", "all_gather", "pbroadcast", "pargmax", "pargmin", "pdot"}
-REMOVE_AXES |= {"device_sum", "device_gather"}
+REMOVE_AXES = {*REDUCTIONS, "all_gather", "pbroadcast", "pargmax", "pargmin", "pdot", "device_sum", "device_gather"}
 BOTH = [("a", "b"), ("b", "a")]
 AXES = ["a", "b", *BOTH]
 
@@ -663,290 +654,3 @@ def test_extrema_of_every_type(groups, resources, mesh42):
                 expected[group] = reduce(wide[group], 0)
             assert results[kind][name].dtype == array.dtype
             np.testing.assert_array_equal(np.asarray(results[kind][name]).astype(np.float32), expected, name)
-
-
-# ------------------------------------------------------------------------- gradients from outside
-
-
-class Smooth(NamedTuple):
-    """A differentiable collective: in the body, and as a function of whole positional arrays.
-
-    Both compute on :func:`hidden`, so the gradient reaches operands over both axes, over one, and over none.
-    """
-
-    body: Callable[[Any], Any]
-    keep: str
-    positional: Callable[[Any], Any]
-
-
-MEMBERS = np.zeros((16, 16), np.float32)
-for _group in halves(16):
-    MEMBERS[np.ix_(_group, _group)] = 1
-
-
-def group_of_each(groups):
-    """For each of 16 elements the members of its group."""
-    return np.array([next(group for group in groups if k in group) for k in range(16)])
-
-
-def hidden(v):
-    """Varies over a and b, inside and outside: ``u`` varies over b only, ``w`` over neither."""
-    return SimpleNamespace(
-        h=jnp.tanh(v["x"] * v["w"] + v["u"]),
-        g=jnp.sin(v["x"] + v["w"]),
-        u=jnp.sin(v["u"]),
-        w=jnp.cos(v["w"]),
-        s=jnp.tanh(v["square"] * v["u"][..., :1]),
-        us=jnp.sin(v["u_square"] * v["u"][..., :1]),
-    )
-
-
-SMOOTH = {
-    "psum groups": Smooth(
-        lambda v: lax.psum(v.h, "a", axis_index_groups=halves(16)),
-        "ab",
-        lambda v: jnp.einsum("ij,jbk->ibk", MEMBERS, v.h),
-    ),
-    "times its psum": Smooth(lambda v: v.h * lax.psum(v.h, "a"), "ab", lambda v: v.h * v.h.sum(0)),
-    "pmax of ties": Smooth(
-        lambda v: lax.pmax(jnp.abs(v.w) + 0 * v.h, "a"), "b", lambda v: (jnp.abs(v.w) + 0 * v.h).max(0)
-    ),
-    "ppermute of a constant": Smooth(
-        lambda v: lax.ppermute(v.u, "a", one_pair(16)), "ab", lambda v: jnp.zeros((16, 8, 2)).at[0].set(v.u)
-    ),
-    "all_gather of a constant": Smooth(
-        lambda v: lax.all_gather(v.u, "a", axis=1), "b", lambda v: jnp.repeat(v.u[:, :, None], 16, 2)
-    ),
-    "all_gather groups": Smooth(
-        lambda v: lax.all_gather(v.h, "a", axis_index_groups=halves(16)),
-        "ab",
-        lambda v: v.h[group_of_each(halves(16))].transpose(0, 2, 1, 3),
-    ),
-    **{
-        f"all_gather {kind}": Smooth(
-            lambda v, groups=groups: lax.all_gather(v.h, "a", axis_index_groups=groups(16)),
-            "ab",
-            lambda v, groups=groups: v.h[group_of_each(groups(16))].transpose(0, 2, 1, 3),
-        )
-        for kind, groups in zip(["blocks", "stripes"], REGULAR_HALVES)
-    },
-    "all_to_all of a constant": Smooth(
-        lambda v: lax.all_to_all(v.us, "a", 0, 0), "ab", lambda v: jnp.repeat(v.us.T[:, :, None], 16, 2)
-    ),
-    "psum_scatter of a constant": Smooth(lambda v: lax.psum_scatter(v.us, "a"), "ab", lambda v: 16 * v.us.T),
-    "two in a row": Smooth(
-        lambda v: lax.psum(lax.ppermute(v.h, "a", rotation(1)(16)) * v.h, "b"),
-        "a",
-        lambda v: (jnp.roll(v.h, 1, 0) * v.h).sum(1),
-    ),
-}
-
-OUTSIDE_NAMES = {"x": "ab", "u": "b", "w": "", "square": "ab", "u_square": "b"}
-
-
-@functools.cache
-def outside_arguments():
-    rng = np.random.default_rng(7)
-    shapes = {"x": (16, 8, 2), "u": (8, 2), "w": (2,), "square": (16, 8, 16), "u_square": (8, 16)}
-    draw = lambda: {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    return draw(), draw()
-
-
-def derivatives(functions, order):
-    """For each function of the arguments: value, gradient and tangent of one loss, or the gradient of the tangent."""
-
-    def of_loss(fun, at, along):
-        def loss(values):
-            out = fun(values)
-            return (jnp.sin(out) * jnp.cos(jnp.arange(out.size, dtype=out.dtype).reshape(out.shape))).sum()
-
-        forward = lambda values: jax.jvp(loss, (values,), (along,))[1]
-        value, first = jax.value_and_grad(loss)(at)
-        if order == 1:
-            return {"value": value, "gradient": first, "tangent": forward(at)}
-        return {"tangent": forward(at), "second": jax.grad(forward)(at)}
-
-    return jax.jit(lambda at, along: {name: of_loss(fun, at, along) for name, fun in functions.items()})
-
-
-@functools.cache
-def positional_derivatives(order):
-    functions = {name: lambda v, f=case.positional: f(hidden(v)) for name, case in SMOOTH.items()}
-    return run(derivatives(functions, order), *outside_arguments())
-
-
-def outside_derivatives_that_differ(placement, order):
-    functions = {
-        name: xmap(
-            lambda v, f=case.body: f(hidden(v)),
-            ({name: [*axes, ...] for name, axes in OUTSIDE_NAMES.items()},),
-            [*case.keep, ...],
-            axis_sizes={"a": 16, "b": 8},
-            axis_resources=placement.resources,
-        )
-        for name, case in SMOOTH.items()
-    }
-    with mesh_of(placement):
-        results = run(derivatives(functions, order), *outside_arguments())
-    leaves = jax.tree.map(lambda r, o: np.allclose(r, o, rtol=1e-3, atol=1e-3), results, positional_derivatives(order))
-    return [jax.tree_util.keystr(path) for path, equal in jax.tree_util.tree_leaves_with_path(leaves) if not equal]
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("placement", FEW_PLACEMENTS[:5], ids=str)
-def test_outside_derivatives_are_those_of_the_positional_function(placement):
-    """Forward and reverse, for operands over both axes, over one, and over none."""
-    assert outside_derivatives_that_differ(placement, order=1) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("placement", FEW_PLACEMENTS[:5], ids=str)
-def test_second_outside_derivatives_are_those_of_the_positional_function(placement):
-    assert outside_derivatives_that_differ(placement, order=2) == []
-
-
-# ------------------------------------------------------------------------ gradients inside the body
-
-
-class Inside(NamedTuple):
-    """A gradient taken inside a body of ``v``, and what it is, by the NumPy model on whole arrays."""
-
-    body: Callable[[Any, int], Any]
-    expected: Callable[[oracles.Model, Any, int], Any]
-
-
-def gradient(loss):
-    """The gradient for the operand ``x`` of a loss that each element of the axes takes by itself."""
-    return lambda v, n: jax.grad(lambda x: loss(x, v, n).sum())(v.x)
-
-
-#: ``n`` is the size of a; ``k`` varies over both axes like ``x``; ``square``, ``other``: (n, n) for each element.
-INSIDE = {
-    "psum times x": Inside(gradient(lambda x, v, n: x * lax.psum(x, "a")), lambda m, v, n: 2 * m.psum(v.x, "a")),
-    "psum twice": Inside(
-        gradient(lambda x, v, n: lax.psum(x * lax.psum(x, "b"), "a")), lambda m, v, n: 2 * n * m.psum(v.x, "b")
-    ),
-    "second order": Inside(
-        lambda v, n: jax.grad(lambda x: (jax.grad(lambda z: lax.psum(z**3, "a").sum())(x) * v.k).sum())(v.x),
-        lambda m, v, n: n * 6 * v.x * v.k,
-    ),
-    "for a plain value": Inside(
-        lambda v, n: jax.grad(lambda w: lax.psum(v.x * w, "a").sum())(v.plain), lambda m, v, n: n * v.x
-    ),
-    "jvp": Inside(
-        lambda v, n: jax.jvp(lambda x: lax.psum(x**2, "a"), (v.x,), (v.k,))[1],
-        lambda m, v, n: m.psum(2 * v.x * v.k, "a"),
-    ),
-    "pdot": Inside(gradient(lambda x, v, n: xmap_compat.pdot(x, v.k, "a", ((0,), (0,)))), lambda m, v, n: v.k),
-    "pdot squared": Inside(
-        gradient(lambda x, v, n: xmap_compat.pdot(x, x, "a", ((0,), (0,)))), lambda m, v, n: 2 * v.x
-    ),
-    "pdot times k": Inside(
-        gradient(lambda x, v, n: v.k * xmap_compat.pdot(x, v.k, "a", pos_batch=((0,), (0,)))), lambda m, v, n: v.k**2
-    ),
-    "all_to_all tiled": Inside(
-        lambda v, n: jax.grad(lambda s: (v.other[:1] * lax.all_to_all(s, "a", 0, 1, tiled=True)[:, :n]).sum())(
-            v.square
-        ),
-        lambda m, v, n: m.all_to_all(_first_block(v.other, n), "a", 1, 0, tiled=True),
-    ),
-    "psum groups": Inside(
-        gradient(lambda x, v, n: v.k * lax.psum(x, "a", axis_index_groups=halves(n))),
-        lambda m, v, n: m.psum(v.k, "a", axis_index_groups=halves(n)),
-    ),
-    "pmax groups": Inside(
-        gradient(lambda x, v, n: v.k * lax.pmax(x, "a", axis_index_groups=halves(n))),
-        lambda m, v, n: m.psum(v.k, "a", axis_index_groups=halves(n)) * _winner_in_halves(m, v, n),
-    ),
-    "pmin groups, by a rule": Inside(
-        gradient(lambda x, v, n: v.k * -_least_in_halves(-x, n)),
-        lambda m, v, n: m.psum(v.k, "a", axis_index_groups=halves(n)) * _winner_in_halves(m, v, n),
-    ),
-    "jnp.max of ties": Inside(
-        lambda v, n: jax.grad(lambda t: (v.k[0] * jnp.max(t, axis=("a", 0))).sum())(v.ties.astype(np.float32)),
-        lambda m, v, n: _ties_gradient(m, v),
-    ),
-}
-
-#: The transpose rules of JAX 0.10 to 0.12 raise for these, under vmap and shard_map alike.
-INSIDE_BEYOND_JAX = {
-    "all_to_all 0 -> 1": Inside(
-        lambda v, n: jax.grad(lambda s: (v.other * lax.all_to_all(s, "a", 0, 1)).sum())(v.square),
-        lambda m, v, n: m.all_to_all(v.other, "a", 1, 0),
-    ),
-    "pbroadcast": Inside(
-        gradient(lambda x, v, n: v.k * lax.pbroadcast(x, "a", n - 1)),
-        lambda m, v, n: m.psum(v.k, "a") * (m.axis_index("a")[..., None] == n - 1),
-    ),
-}
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _least_in_halves(x, n):
-    return lax.pmin(x, "a", axis_index_groups=halves(n))
-
-
-def _least_in_halves_bwd(n, x, ct):
-    return jax.vjp(lambda x: lax.pmin(x, "a", axis_index_groups=halves(n)), x)[1](ct)
-
-
-_least_in_halves.defvjp(lambda x, n: (_least_in_halves(x, n), x), _least_in_halves_bwd)
-
-
-def _winner_in_halves(m, v, n):
-    return v.x == m.pmax(v.x, "a", axis_index_groups=halves(n))
-
-
-def _ties_gradient(m, v):
-    """The largest elements share the sum of all cotangents equally."""
-    winners = v.ties == m.max(v.ties, ("a", 0))[..., None]
-    return winners * (m.psum(v.k[..., 0], "a") / m.sum(winners, ("a", 0)))[..., None]
-
-
-def _first_block(other, n):
-    """The first row of ``other`` as the first n columns of n times as many, the rest zero."""
-    return np.concatenate([other[:, :, :1], np.zeros((*other.shape[:2], 1, n * n - n), np.float32)], 3)
-
-
-@functools.cache
-def inside_arguments(sizes):
-    values = operands(sizes)
-    other = np.random.default_rng(5).normal(size=values["square_a"].shape).astype(np.float32)
-    return {
-        "x": values["x"],
-        "k": np.cos(np.arange(values["x"].size, dtype=np.float32)).reshape(values["x"].shape),
-        "row": other[..., 0],
-        "square": values["square_a"],
-        "other": other,
-        "ties": values["ties"],
-        "plain": values["plain"],
-    }
-
-
-def gradients_inside_that_differ(cases, placement):
-    n, arguments = placement.sizes[0], inside_arguments(placement.sizes)
-    mapped = xmap(
-        lambda v: {name: case.body(SimpleNamespace(**v), n) for name, case in cases.items()},
-        ({name: [...] if name == "plain" else ["a", "b", ...] for name in arguments},),
-        ["a", "b", ...],
-        axis_resources=placement.resources,
-    )
-    with mesh_of(placement):
-        results = run(mapped, arguments)
-    model = oracles.Model(**dict(zip("ab", placement.sizes)))
-    expected = {name: case.expected(model, SimpleNamespace(**arguments), n) for name, case in cases.items()}
-    return [name for name in cases if not np.allclose(results[name], expected[name], rtol=1e-4, atol=1e-4)]
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_gradients_inside_follow_the_convention_of_legacy(placement):
-    """The transpose of psum is psum, of all_gather psum_scatter; pdot uses its cotangent as it is."""
-    assert gradients_inside_that_differ(INSIDE, placement) == []
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("placement", FEW_PLACEMENTS, ids=str)
-@pytest.mark.parametrize("name", INSIDE_BEYOND_JAX)
-def test_gradients_inside_that_jax_itself_cannot_take(name, placement):
-    assert gradients_inside_that_differ({name: INSIDE_BEYOND_JAX[name]}, placement) == []

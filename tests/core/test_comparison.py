@@ -16,9 +16,9 @@ from jax import lax
 
 from xmap_compat import _jax, compare_processes, mesh, serial_loop, xmap
 from xmap_compat.api import declare
+from xmap_compat.core import processes
 from xmap_compat.core.call import place_call
-from xmap_compat.core.processes import comparison, exchange
-from xmap_compat.core.processes.fingerprint import LARGEST_CONSTANT, _steady, fingerprint
+from xmap_compat.core.processes import LARGEST_CONSTANT, _steady, fingerprint
 
 X = np.ones((8, 4), np.float32)
 ROWS = ["i", ...]
@@ -297,7 +297,7 @@ def test_one_process_compares_nothing(monkeypatch):
         raise AssertionError("there is nobody to compare with")
 
     monkeypatch.setattr(_jax, "process_store", unexpected)
-    monkeypatch.setattr(comparison.ComparedCalls, "_compare", unexpected)
+    monkeypatch.setattr(processes.ComparedCalls, "_compare", unexpected)
     f = xmap(lambda v: v - lax.pmean(v, "i"), ROWS, ROWS, axis_resources={"i": "x"})
     f.lower(X)
     np.testing.assert_array_equal(f(X), 0 * X)
@@ -308,30 +308,30 @@ def test_one_process_compares_nothing(monkeypatch):
 
 @pytest.fixture
 def unset(monkeypatch):
-    monkeypatch.setattr(comparison, "_setting", [])
-    monkeypatch.delenv(comparison.TIMEOUT_VARIABLE, raising=False)
+    monkeypatch.setattr(processes, "_setting", [])
+    monkeypatch.delenv(processes.TIMEOUT_VARIABLE, raising=False)
 
 
 @pytest.mark.usefixtures("unset")
 def test_the_time_to_wait(monkeypatch):
-    assert comparison._timeout() == 60
+    assert processes._timeout() == 60
     for text, seconds in {"600": 600, "0.5": 0.5, "off": None, " OFF ": None, "": 60}.items():
-        monkeypatch.setenv(comparison.TIMEOUT_VARIABLE, text)
-        assert comparison._timeout() == seconds
+        monkeypatch.setenv(processes.TIMEOUT_VARIABLE, text)
+        assert processes._timeout() == seconds
     compare_processes(timeout=7)
-    assert comparison._timeout() == 7  # what the program says is stronger
+    assert processes._timeout() == 7  # what the program says is stronger
     compare_processes(None)
-    assert comparison._timeout() is None
+    assert processes._timeout() is None
     compare_processes()
-    assert comparison._timeout() == 60
+    assert processes._timeout() == 60
 
 
 @pytest.mark.usefixtures("unset")
 @pytest.mark.parametrize("text", ["1 min", "0", "-3", "nan", "inf", "on"])
 def test_a_variable_that_is_no_time(text, monkeypatch):
-    monkeypatch.setitem(os.environ, comparison.TIMEOUT_VARIABLE, text)
+    monkeypatch.setitem(os.environ, processes.TIMEOUT_VARIABLE, text)
     with pytest.raises(ValueError, match=f"XMAP_COMPAT_PROCESS_TIMEOUT should be .* or `off` .* but got '{text}'"):
-        comparison._timeout()
+        processes._timeout()
 
 
 @pytest.mark.usefixtures("unset")
@@ -339,7 +339,7 @@ def test_a_variable_that_is_no_time(text, monkeypatch):
 def test_what_is_no_time(timeout):
     with pytest.raises(ValueError, match="The timeout of compare_processes should be a positive number of seconds"):
         compare_processes(timeout)
-    assert comparison._setting == []
+    assert processes._setting == []
 
 
 # --------------------------------------------------------------------------- how it is shown
@@ -347,7 +347,7 @@ def test_what_is_no_time(timeout):
 
 def test_of_long_texts_the_part_around_the_difference_is_shown():
     one, other = "a" * 500 + "b" * 500, "a" * 500 + "c" * 500
-    shown = exchange._difference([("arguments", one)], [("arguments", other)])
+    shown = processes._difference([("arguments", one)], [("arguments", other)])
     assert len(shown) < 450
     assert "arguments " + "a" * 60 + "b" * 140 + ", others " + "a" * 60 + "c" in shown
-    assert exchange._difference([["arguments", "f32"]], [["arguments", "i32"]]) == "arguments f32, others i32"
+    assert processes._difference([["arguments", "f32"]], [["arguments", "i32"]]) == "arguments f32, others i32"

@@ -49,10 +49,6 @@ assert_same = functools.partial(comparing.assert_same, tolerance=2e-4)
 # ------------------------------------------------------------- programs without names
 
 
-def scan_carry_becomes_mapped(x, u, w):
-    return lax.scan(lambda carry, t: (carry + t, carry * t), 0.0, x)
-
-
 def scan_carry_becomes_mapped_late(x, u, w):
     """Each carry learns of the mapped axes one turn later than the one before."""
 
@@ -61,10 +57,6 @@ def scan_carry_becomes_mapped_late(x, u, w):
         return (t + w[0], p + q, q * u + r, count + 1), (p, r, count)
 
     return lax.scan(step, (0.0, 0.0, 0.0, 0), x)
-
-
-def scan_carries_trade_places(x, u, w):
-    return lax.scan(lambda carry, t: ((carry[1] * t, carry[0] + 1), carry[0]), (u, x[0]), w)
 
 
 def scan_backwards_and_unrolled(x, u, w):
@@ -81,10 +73,6 @@ def scan_of_pytrees(x, u, w):
     return lax.scan(step, {"sum": 0.0, "pair": (w[0], u)}, {"x": x, "w": w})
 
 
-def scan_without_xs(x, u, w):
-    return lax.scan(lambda carry, _: (carry * u + 1.0, carry), w, None, length=4)
-
-
 def scan_of_nothing(x, u, w):
     return lax.scan(lambda carry, t: (carry + t, carry), 0.0, x[:0])
 
@@ -97,37 +85,12 @@ def scan_of_other_dtypes(x, u, w):
     return lax.scan(step, (jnp.int32(0), False, jnp.float16(0)), x)
 
 
-def scan_of_positional_matrices(x, u, w):
-    """The scanned dimension is positional and its slices keep others."""
-    products = x[:, None, None] * jnp.outer(w, w)
-    return lax.scan(lambda carry, m: (carry @ m + u, m[0]), jnp.eye(3), products)
-
-
-def nested_scans(x, u, w):
-    def outer(carry, t):
-        inner, ys = lax.scan(lambda c, s: (c * s + t, c), carry, w)
-        return inner + u, ys
-
-    return lax.scan(outer, 0.0, x)
-
-
 def fori_loops(x, u, w):
     static = lax.fori_loop(0, 4, lambda i, carry: carry * u + i, x)
     traced = lax.fori_loop(0, jnp.int32(2 + (w[0] > 0)), lambda i, carry: carry * u + x[i], 0.0)
     empty = lax.fori_loop(5, 2, lambda i, carry: carry * u, x)
     unrolled = lax.fori_loop(0, 3, lambda i, carry: carry + x[i], 0.0, unroll=True)
     return static, traced, empty, unrolled
-
-
-def fori_loop_until_an_elements_own_bound(x, u, w):
-    low, high = (x[0] > 0).astype(int), (3 * jnp.abs(u)).astype(int)
-    return lax.fori_loop(low, high, lambda i, carry: carry * 0.5 + i, w)
-
-
-def while_until_each_is_done(x, u, w):
-    return lax.while_loop(
-        lambda s: s["v"].sum() < 20, lambda s: {"v": s["v"] * 2 + 1, "n": s["n"] + 1}, {"v": x, "n": 0}
-    )
 
 
 def while_whose_predicate_becomes_mapped(x, u, w):
@@ -150,19 +113,6 @@ def while_with_mapped_constants(x, u, w):
     return lax.while_loop(lambda v: v < jnp.abs(u) + 1, lambda v: v + jnp.abs(x[0]) + 0.1, 0.0)
 
 
-def while_in_while(x, u, w):
-    inner = lambda v: lax.while_loop(lambda s: s < 3.0, lambda s: s * 1.5 + 0.1, v)
-    return lax.while_loop(lambda s: s[0] < jnp.abs(u) * 2, lambda s: (s[0] + 1, inner(jnp.abs(s[1] - 2))), (0.0, x[0]))
-
-
-def while_in_scan(x, u, w):
-    def step(carry, t):
-        halved = lax.while_loop(lambda v: jnp.abs(v) > 0.3, lambda v: v / 2, carry + t)
-        return halved, carry
-
-    return lax.scan(step, 4.0, x)
-
-
 def cond_on_what_all_share(x, u, w):
     true = lambda x, u: {"out": x * u, "other": 1.0}
     false = lambda x, u: {"out": jnp.cos(w), "other": 2.0}
@@ -174,29 +124,6 @@ def cond_on_what_differs(x, u, w):
     row = lax.cond(u > 0, lambda: x.sum(), lambda: 0.0)
     constants = lax.cond(u > 0, lambda: 1, lambda: 2)
     return own, row, constants
-
-
-def cond_over_named_closures(x, u, w):
-    scale = jnp.exp(-jnp.abs(x))
-    return lax.cond(w[0] > 0, lambda: scale * u, lambda: scale + u), lax.cond(u > 0, lambda: scale, lambda: w)
-
-
-def cond_guards_what_is_undefined(x, u, w):
-    return lax.cond(x[0] > 0, lambda v: jnp.log(jnp.where(v > 0, v, 1.0)), lambda v: -v, x[0])
-
-
-def nested_conds(x, u, w):
-    inner = lambda v: lax.cond(u > 0, lambda v: v + 1, lambda v: v * w, v)
-    return lax.cond(x[0] > 0, inner, lambda v: lax.cond(w[0] > 0, jnp.sin, inner, v), x)
-
-
-def cond_in_scan_and_scan_in_cond(x, u, w):
-    def step(carry, t):
-        carry = lax.cond(carry > t, lambda c: c - t, lambda c: c * 0.5 + u, carry)
-        return carry, carry
-
-    scan = lambda v: lax.scan(step, 0.0, v)[1]
-    return scan(x), lax.cond(u > 0, scan, lambda v: v, x)
 
 
 def switches(x, u, w):
@@ -227,18 +154,6 @@ def jits(x, u, w):
     return power(x, 3), power(x, 2, scale=u), nested(x), jax.jit(lambda: w)(), jax.jit(lambda v: (v, 3))(x)
 
 
-def loop_with_early_exit(x, u, w):
-    """Newton's method for each element's square root, until it is good enough."""
-    target = 1.0 + x[0] ** 2
-
-    def step(state):
-        root, count = state
-        return 0.5 * (root + target / root), count + 1
-
-    root, count = lax.while_loop(lambda s: (jnp.abs(s[0] ** 2 - target) > 1e-2) & (s[1] < 20), step, (1.0, 0))
-    return root, count
-
-
 def vmapped_fori_loops(x, u, w):
     """A bound for each turn of a vmap is a predicate with a positional dimension; carries have others after it."""
     count = lambda n: lax.fori_loop(0, n, lambda k, c: c + 1.0, 0.0)
@@ -263,11 +178,6 @@ def vmapped_while_in_vmapped_while(x, u, w):
     return jax.vmap(outer)(jnp.arange(2))
 
 
-def vmapped_newton(x, u, w):
-    root = lambda a: lax.while_loop(lambda r: jnp.abs(r * r - a) > 1e-3, lambda r: (r + a / r) / 2, 1 + jnp.abs(u))
-    return jax.vmap(root)(1 + jnp.abs(x))
-
-
 def loops_of_special_functions(x, u, w):
     special = jax.scipy.special
     return special.exp1(1 + jnp.abs(x)), special.expi(1 + jnp.abs(u) + w**2), special.hyp1f1(1 + jnp.abs(x), 2.0, 0.5)
@@ -281,44 +191,25 @@ def loops_of_libraries(x, u, w):
 
 LOCAL = {
     "scan": (
-        scan_carry_becomes_mapped,
         scan_carry_becomes_mapped_late,
-        scan_carries_trade_places,
         scan_backwards_and_unrolled,
         scan_of_pytrees,
-        scan_without_xs,
         scan_of_nothing,
         scan_of_other_dtypes,
-        scan_of_positional_matrices,
-        nested_scans,
     ),
-    "fori": (fori_loops, fori_loop_until_an_elements_own_bound),
-    "while": (
-        while_until_each_is_done,
+    "loops": (
+        fori_loops,
         while_whose_predicate_becomes_mapped,
         while_that_some_never_enter,
         while_with_mapped_constants,
-        while_in_while,
-        while_in_scan,
-        loop_with_early_exit,
     ),
     "vmapped while": (
         vmapped_fori_loops,
         vmapped_while_whose_predicate_is_mapped_as_well,
         vmapped_while_in_vmapped_while,
-        vmapped_newton,
     ),
     "loops of libraries": (loops_of_special_functions, loops_of_libraries),
-    "cond": (
-        cond_on_what_all_share,
-        cond_on_what_differs,
-        cond_over_named_closures,
-        cond_guards_what_is_undefined,
-        nested_conds,
-        cond_in_scan_and_scan_in_cond,
-        switches,
-    ),
-    "map": (maps, associative_scans, jits),
+    "others": (cond_on_what_all_share, cond_on_what_differs, switches, maps, associative_scans, jits),
 }
 
 
@@ -332,10 +223,6 @@ def scan_with_collectives(x, u, w):
         return (p + total, lax.pmean(q, "b") + t * u), (lax.pmax(p, "b"), lax.psum(q, ("a", "b")))
 
     return lax.scan(step, (0.0, 0.0), x)
-
-
-def scan_carry_mapped_by_axis_index(x, u, w):
-    return lax.scan(lambda carry, t: (carry + lax.axis_index("a") * t, carry), 0.0, w)
 
 
 def scan_carry_summed_in_every_turn(x, u, w):
@@ -356,42 +243,11 @@ def scan_around_a_ring(x, u, w):
     return lax.scan(step, (x, x), None, length=size - 1)[0][0]
 
 
-def scan_with_gathers(x, u, w):
-    def step(carry, t):
-        row = lax.all_gather(t, "b")
-        return carry + row.sum() * u, lax.all_gather(carry, "a")[0]
-
-    return lax.scan(step, 0.0, x)
-
-
-def scan_over_gathered_axis(x, u, w):
-    return lax.scan(lambda carry, row: (carry * 0.5 + row * x, carry[0]), w, lax.all_gather(x, "b"))
-
-
-def nested_scans_with_collectives(x, u, w):
-    def outer(carry, t):
-        inner = lambda c, s: (c + lax.psum(s * t, "b"), lax.psum(c, "a"))
-        carry, ys = lax.scan(inner, carry, x)
-        return lax.pmean(carry, "a") + t, ys
-
-    return lax.scan(outer, 0.0, w)
-
-
-def scan_of_jit_and_remat_with_collectives(x, u, w):
-    step = jax.jit(jax.checkpoint(lambda carry, t: (jnp.tanh(carry + lax.psum(t, "a")), lax.pmean(carry * u, "b"))))
-    return lax.scan(step, 0.0, x)
-
-
 def fori_with_collectives(x, u, w):
     turns = 1 + (lax.pmax(x[0], ("a", "b")) > 0).astype(int)
     static = lax.fori_loop(0, 3, lambda i, carry: carry + lax.psum(carry, "a") / 16 + i, x)
     traced = lax.fori_loop(0, turns, lambda i, carry: lax.pmean(carry, "b") + x, 0.0 * x)
     return static, traced
-
-
-def while_that_all_leave_together(x, u, w):
-    going = lambda state: (lax.pmax(state[0], ("a", "b")) > 1e-2) & (state[1] < 8)
-    return lax.while_loop(going, lambda state: (state[0] / 2 + lax.pmean(state[0], "b") / 8, state[1] + 1), (x[0], 0))
 
 
 def while_early_exit_on_a_residual(x, u, w):
@@ -413,49 +269,20 @@ def cond_with_collectives_that_all_enter(x, u, w):
     ]
 
 
-def switch_with_collectives_that_all_enter(x, u, w):
-    branches = [lambda v: lax.all_gather(v, "b")[1], lambda v: lax.psum(v, ("a", "b")) + 0 * v, lambda v: v * u]
-    return [lax.switch(k + (w[0] > 10), branches, x) for k in (0, 1, 2)]
-
-
 def map_and_associative_scan_with_collectives(x, u, w):
     mapped = lax.map(lambda t: lax.psum(t, "a") * u, x)
     combine = lambda p, q: p + q + 0.1 * lax.pmean(p * q, "a")
     return mapped, lax.map(lambda t: lax.pmean(t, "b"), x, batch_size=2), lax.associative_scan(combine, x)
 
 
-def grad_of_scan_with_collectives(x, u, w):
-    def loss(x, w):
-        carry, ys = lax.scan(lambda c, t: (jnp.tanh(c * u + lax.psum(t, "a")), c * lax.pmean(t, "b")), 0.1, x * w)
-        return carry + ys.sum()
-
-    return jax.value_and_grad(loss, argnums=(0, 1))(x, w)
-
-
-def grad_of_conds(x, u, w):
-    def loss(x, w):
-        shared = lax.cond(w[0] > 0, lambda v: lax.psum(v * w, "a"), lambda v: v, x)
-        own = lax.cond(x[0] > 0, lambda v: v * w, jnp.sin, x)
-        return (shared * own).sum()
-
-    return jax.grad(loss, argnums=(0, 1))(x, w)
-
-
 NAMED = {
     "scan": (
         scan_with_collectives,
-        scan_carry_mapped_by_axis_index,
         scan_carry_summed_in_every_turn,
         scan_around_a_ring,
-        scan_with_gathers,
-        scan_over_gathered_axis,
-        nested_scans_with_collectives,
-        scan_of_jit_and_remat_with_collectives,
         map_and_associative_scan_with_collectives,
     ),
-    "while": (fori_with_collectives, while_that_all_leave_together, while_early_exit_on_a_residual),
-    "cond": (cond_with_collectives_that_all_enter, switch_with_collectives_that_all_enter),
-    "grad": (grad_of_scan_with_collectives, grad_of_conds),
+    "others": (fori_with_collectives, while_early_exit_on_a_residual, cond_with_collectives_that_all_enter),
 }
 
 
@@ -490,10 +317,6 @@ def cond_sum_in_one_branch(x, u, w):
     return lax.cond(lax.axis_index("a") % 2 == 0, lambda v: lax.psum(v, "a"), lambda v: 2 * v, x)
 
 
-def cond_another_axis_in_each_branch(x, u, w):
-    return lax.cond(x[0] > 0, lambda v: lax.psum(v, "a"), lambda v: lax.pmax(v, "b") * u, x)
-
-
 def cond_differs_over_another_axis(x, u, w):
     return lax.cond(u > 0, lambda v: lax.psum(v, "b"), lambda v: v, x)
 
@@ -516,23 +339,10 @@ def cond_hides_the_sum_deeply(x, u, w):
     return lax.cond(x[0] > 0, inner, lambda v: -v, x)
 
 
-def cond_in_scan(x, u, w):
-    def step(carry, t):
-        carry = lax.cond(carry > 0, lambda c: c - lax.psum(jnp.abs(t), "a"), lambda c: c + 2, carry)
-        return carry, carry
-
-    return lax.scan(step, u, x)[1]
-
-
 def while_sum_in_the_body(x, u, w):
     turns = _own_turns()
     step = lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "a"))
     return lax.while_loop(lambda s: s[0] < turns, step, (0, x))
-
-
-def while_differs_over_another_axis(x, u, w):
-    turns = lax.axis_index("a") % 3
-    return lax.while_loop(lambda s: s[0] < turns, lambda s: (s[0] + 1, s[1] - lax.pmean(s[1], "b") / 2), (0, x))
 
 
 def while_sum_in_the_condition(x, u, w):
@@ -556,16 +366,6 @@ def while_an_element_of_a_vmap_goes_on_again(x, u, w):
     return jax.vmap(loop)(jnp.array([0.0, -2.0]))
 
 
-def while_sums_over_both(x, u, w):
-    turns = lax.axis_index("b")
-    step = lambda s: (s[0] + 1, s[1] * 0.5 + lax.pmean(s[1], ("a", "b")) + lax.axis_index("a"))
-    return lax.while_loop(lambda s: s[0] < turns, step, (0, x))
-
-
-def fori_until_an_own_bound(x, u, w):
-    return lax.fori_loop(0, _own_turns(), lambda i, v: v / 2 + lax.pmean(v, "a") + i, x)
-
-
 def while_then_a_sum(x, u, w):
     """Devices leave the loop at different times and meet only afterwards."""
     done = lax.while_loop(lambda v: v < 5, lambda v: v * 1.5 + 1, jnp.abs(x[0]))
@@ -586,20 +386,6 @@ def while_in_cond(x, u, w):
         1
     ]
     return lax.cond(lax.axis_index("b") > 0, loop, lambda v: v * u, x)
-
-
-def cond_in_while(x, u, w):
-    choose = lambda v: lax.cond(v[0] > 0, lambda v: v - lax.pmean(jnp.abs(v), "a"), lambda v: v / 2 + 1, v)
-    turns = lax.axis_index("b") % 3
-    return lax.while_loop(lambda s: s[0] <= turns, lambda s: (s[0] + 1, choose(s[1])), (0, x))[1]
-
-
-def while_in_scan_with_sums(x, u, w):
-    def step(carry, t):
-        loop = lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "a") * t)
-        return lax.while_loop(lambda s: s[0] < lax.axis_index("b"), loop, (0, carry))[1], carry
-
-    return lax.scan(step, u, w)
 
 
 # ------------------------------------------------------------- and differentiated from outside
@@ -656,25 +442,15 @@ def unmapped_weight_in_a_loop(x, u, w):
 
 
 DIVERGENT = {
-    "conds": (
-        cond_sum_in_one_branch,
-        cond_another_axis_in_each_branch,
-        cond_differs_over_another_axis,
-        switch_exchanges,
-        cond_hides_the_sum_deeply,
-        cond_in_scan,
-    ),
+    "conds": (cond_sum_in_one_branch, cond_differs_over_another_axis, switch_exchanges, cond_hides_the_sum_deeply),
     "whiles": (
         while_sum_in_the_body,
-        while_differs_over_another_axis,
         while_sum_in_the_condition,
         while_an_element_goes_on_again,
         while_an_element_of_a_vmap_goes_on_again,
-        while_sums_over_both,
-        fori_until_an_own_bound,
         while_then_a_sum,
     ),
-    "nested": (while_in_while_with_sums, while_in_cond, cond_in_while, while_in_scan_with_sums),
+    "nested": (while_in_while_with_sums, while_in_cond),
 }
 DIVERGENT_DERIVATIVES = {
     "reverse": (
@@ -847,11 +623,6 @@ def while_around(f, x, u, w):
     return lax.while_loop(lambda s: s[1] < 3, lambda s: (f(s[0], u, w), s[1] + 1), (x, 0))
 
 
-def while_condition_around(f, x, u, w):
-    going = lambda s: (jnp.abs(f(s[0], u, w)).sum() > 20) & (s[1] < 5)
-    return lax.while_loop(going, lambda s: (s[0] / 2, s[1] + 1), (x, 0))
-
-
 def cond_around(f, x, u, w):
     choose = lambda p: lax.cond(p, lambda x: f(x, u, w), lambda x: f(-x, u, w) * 2, x)
     return choose(w[0] > 0), choose(w[0] <= 0)
@@ -868,7 +639,7 @@ def map_around(f, x, u, w):
 
 
 AROUND = {
-    "loops": (scan_around, grad_of_scan_around, fori_around, while_around, while_condition_around),
+    "loops": (scan_around, grad_of_scan_around, fori_around, while_around),
     "others": (cond_around, switch_around, map_around),
 }
 

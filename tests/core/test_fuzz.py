@@ -12,7 +12,6 @@ import faulthandler
 import math
 import os
 import sys
-import types
 import warnings
 
 import jax
@@ -22,10 +21,9 @@ from fuzz_model import Call, Constant, Index, Leaf, Refused, Total, body_of, is_
 from hypothesis import HealthCheck, event, given, note, seed, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
+from wording import makers
 
 from xmap_compat import Mesh, SerialLoop, serial_loop, xmap
-from xmap_compat import errors as errors_of_users
-from xmap_compat.core import errors
 
 EXAMPLES = int(os.environ.get("XMAP_COMPAT_FUZZ", 0))
 SEED = int(os.environ.get("XMAP_COMPAT_SEED", 0))
@@ -258,14 +256,11 @@ def strange_calls(draw):
 # -------------------------------------------------------------------------------- judging
 
 
-HOMES = (errors, errors_of_users)
-
-
 @contextlib.contextmanager
 def our_errors():
     """All exceptions that the package's own messages were made for."""
     made = []
-    functions = {(m, k): f for m in HOMES for k, f in vars(m).items() if isinstance(f, types.FunctionType)}
+    functions = {(module, name): getattr(module, name) for module, name in makers()}
 
     def recorded(function):
         def make(*args, **kwargs):

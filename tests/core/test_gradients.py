@@ -115,11 +115,6 @@ def _scan_positions(x, u, w):
 
 
 @program((AB, AB))
-def scan_with_collectives():
-    return _scan_body, _scan_positions
-
-
-@program((AB, AB))
 def remat_and_jit_of_scan_with_collectives():
     return jax.checkpoint(jax.jit(_scan_body)), _scan_positions
 
@@ -166,7 +161,7 @@ def positional_first_derivatives(a, b):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_value_vjp_and_jvp(placement):
-    """Of collectives alone they are in test_matrix.py and test_collectives.py."""
+    """Of collectives alone they are in test_matrix.py."""
     a, b, resources = PLACEMENTS[placement]
     mapped = {n: xmap(p.named, IN_AXES, p.out_axes, axis_resources=resources) for n, p in PROGRAMS.items()}
     with mesh42():
@@ -237,55 +232,9 @@ def test_products_with_the_hessian(placement):
 # ------------------------------------------------------------- custom rules with collectives
 
 
-def linear(backward):
-    """``v @ w`` for an unmapped w, whose backward rule is given."""
-
-    @jax.custom_vjp
-    def apply(v, w):
-        return v @ w
-
-    apply.defvjp(lambda v, w: (v @ w, (v, w)), lambda res, ct: backward(*res, ct))
-    return apply
-
-
-def _dv(w, ct):
-    return ct @ w.T
-
-
-LINEAR_RULES = {
-    "sums nothing": linear(lambda v, w, ct: (_dv(w, ct), jnp.outer(v, ct))),
-    "sums over both": linear(lambda v, w, ct: (_dv(w, ct), lax.psum(jnp.outer(v, ct), ("a", "b")))),
-    "sums over a": linear(lambda v, w, ct: (_dv(w, ct), lax.psum(jnp.outer(v, ct), "a"))),
-    "sums over b": linear(lambda v, w, ct: (_dv(w, ct), lax.psum(jnp.outer(v, ct), "b"))),
-    "contracts over b": linear(lambda v, w, ct: (_dv(w, ct), pdot(v, ct, "b"))),
-    "gathers over b": linear(
-        lambda v, w, ct: (_dv(w, ct), jnp.einsum("bk,bm->km", lax.all_gather(v, "b"), lax.all_gather(ct, "b")))
-    ),
-}
-
-
 @functools.cache
 def weights(a):
     return np.random.default_rng(a).normal(size=(3, 2)).astype(np.float32)
-
-
-def linear_loss(layer):
-    return lambda x, u, matrix: jnp.sin(layer(x * u, matrix)).sum()
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_backward_rules_that_sum_and_that_do_not_give_the_true_gradient(placement):
-    a, b, resources = PLACEMENTS[placement]
-    x, u, _ = arguments(a, b)
-    losses = {
-        name: xmap(linear_loss(layer), IN_AXES, AB, axis_resources=resources) for name, layer in LINEAR_RULES.items()
-    }
-    gradients = lambda f: jax.grad(lambda *args: jnp.cos(f(*args)).sum(), (0, 1, 2))
-    with mesh42():
-        result = jax.jit(lambda *args: {name: gradients(f)(*args) for name, f in losses.items()})(x, u, weights(a))
-    positional = lambda x, u, matrix: jnp.sin((x * column(u)) @ matrix).sum(-1)
-    assert_same(result, dict.fromkeys(LINEAR_RULES, gradients(positional)(x, u, weights(a))))
 
 
 def ruled(primal, backward):
@@ -324,52 +273,7 @@ def test_a_backward_rule_with_a_sum_and_an_own_term_where_nothing_varies(placeme
     assert_same(result, gradient(placements.vmapped(body(0))), 1e-3)
 
 
-def with_rule(function, forward, backward):
-    ruled = jax.custom_vjp(function)
-    ruled.defvjp(forward, backward)
-    return ruled
-
-
 # Functions of a value and a weight with two results: the function, and the same with a right rule of its own.
-SEVERAL_RESULTS = {
-    "residuals do not vary": lambda v, t: (v + t, 2 * t),
-    "residuals vary": lambda v, t: (v * t, 2 * t),
-    "the first is not used": lambda v, t: (v * t, t**2),
-    "a sum, and what varies": lambda v, t: (lax.psum(v, "a") * t, v + t),
-}
-BACKWARD_RULES = {
-    "residuals do not vary": (lambda v, t: None, lambda _, ct: (ct[0], ct[0] + 2 * ct[1])),
-    "residuals vary": (lambda v, t: (v, t), lambda r, ct: (ct[0] * r[1], ct[0] * r[0] + 2 * ct[1])),
-    "the first is not used": (lambda v, t: (v, t), lambda r, ct: (ct[0] * r[1], ct[0] * r[0] + 2 * r[1] * ct[1])),
-    "a sum, and what varies": (
-        lambda v, t: (lax.psum(v, "a"), t),
-        lambda r, ct: (lax.psum(ct[0] * r[1], "a") + ct[1], ct[0] * r[0] + ct[1]),
-    ),
-}
-LOSSES = {
-    "residuals do not vary": lambda results, u: sum(jnp.sin(v) * u for v in results),
-    "residuals vary": lambda results, u: jnp.sin(results[0] * results[1]) * u,
-    "the first is not used": lambda results, u: jnp.sin(results[1]) * u,
-    "a sum, and what varies": lambda results, u: jnp.sin(results[0] * results[1]) * u,
-}
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", SEVERAL_RESULTS)
-@pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
-def test_a_rule_with_several_results_of_different_named_shapes(name, placement):
-    """One result varies, the other does not; each cotangent counts once (under jax.vmap it does not)."""
-    a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
-    if "sum" in name and placement in LOOPED_PLACEMENTS:
-        resources = {k: v for k, v in resources.items() if k != "a"}
-    function, (residuals, backward), loss = SEVERAL_RESULTS[name], BACKWARD_RULES[name], LOSSES[name]
-    ruled = with_rule(function, lambda v, t: (function(v, t), residuals(v, t)), backward)
-    body = lambda f: lambda x, u, w: loss(f(x, w), u)
-    gradients = lambda f: jax.grad(lambda *args: f(*args).sum(), (0, 1, 2))
-    with mesh42():
-        result = gradients(xmap(body(ruled), IN_AXES, AB, axis_resources=resources))(*arguments(a, b))
-    mapped = jax.vmap(jax.vmap(body(function), (0, None, None)), (0, 0, None), axis_name="a")
-    assert_same(result, jax.jit(gradients(mapped))(*arguments(a, b)))
 
 
 @jax.custom_vjp
@@ -390,104 +294,11 @@ def reduce_from_hidden(v):
 reduce_from_hidden.defvjp(lambda v: (lax.psum(v, "b"), None), lambda _, ct: (ct,))
 
 
-def megatron_layer(image, w1, w2):
-    return reduce_from_hidden(jnp.tanh(copy_to_hidden(image) @ w1) * w2)
-
-
-MEGATRON_AXES = ({0: "a"}, {1: "b"}, {0: "b"})
-
-
-@functools.cache
-def megatron_arguments(a, b):
-    rng = np.random.default_rng(a + b)
-    return tuple(rng.normal(size=shape).astype(np.float32) for shape in [(a, 3), (3, b), (b, 2)])
-
-
-def positional_layer(image, w1, w2):
-    return jnp.tanh(image @ w1) @ w2
-
-
 def gradients_of_sines(f):
     return jax.value_and_grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_megatron_pair_from_outside(placement):
-    """All gradients are those of the positional layer, that of the image too.
-
-    The cotangent of the image is summed over the hidden units when it reaches the rule of ``copy_to_hidden``
-    (from outside every sum is implicit), and the rule's psum does not sum it again.
-    """
-    a, b, resources = PLACEMENTS[placement]
-    args = megatron_arguments(a, b)
-    with mesh42():
-        result = gradients_of_sines(xmap(megatron_layer, MEGATRON_AXES, {0: "a"}, axis_resources=resources))(*args)
-    assert_same(result, gradients_of_sines(positional_layer)(*args))
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_megatron_pair_inside(placement):
-    """Each element of the batch has its own gradients; those of a hidden unit's weights stay with the unit."""
-    a, b, resources = PLACEMENTS[placement]
-    out_axes = ({0: "a"}, ({0: "a"}, {0: "a", 2: "b"}, {0: "a", 1: "b"}))
-    with mesh42():
-        inside = xmap(gradients_of_sines(megatron_layer), MEGATRON_AXES, out_axes, axis_resources=resources)
-        result = inside(*megatron_arguments(a, b))
-    expected = jax.vmap(gradients_of_sines(positional_layer), in_axes=(0, None, None))(*megatron_arguments(a, b))
-    assert_same(result, expected)
-
-
-@jax.custom_jvp
-def stable_logsumexp(v):
-    largest = lax.pmax(v, "b")
-    return largest + jnp.log(lax.psum(jnp.exp(v - largest), "b"))
-
-
-@stable_logsumexp.defjvp
-def _stable_logsumexp_jvp(primals, tangents):
-    out = stable_logsumexp(*primals)
-    return out, lax.psum(jnp.exp(primals[0] - out) * tangents[0], "b")
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_custom_jvp_with_collectives(placement):
-    a, b, resources = PLACEMENTS[placement]
-    named = lambda x, u, w: stable_logsumexp(x * w + u)
-    positional = lambda x, u, w: logsumexp(x * w + column(u), axis=1)
-
-    def derivatives(f):
-        return jax.jit(lambda *args: (f(*args), *(order(scalar(f), args) for order in SECOND_ORDER[:2])))
-
-    with mesh42():
-        result = derivatives(xmap(named, IN_AXES, A, axis_resources=resources))(*arguments(a, b))
-    assert_same(result, derivatives(positional)(*arguments(a, b)))
-
-
 # ------------------------------------------------------------------- the convention inside
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_gradient_inside_differentiated_from_outside(placement):
-    """A gradient penalty: the inner gradient is part of the program like any other value."""
-    a, b, resources = PLACEMENTS[placement]
-
-    def body(x, u, w):
-        slope = jax.grad(lambda v: (jnp.sin(v * w) * lax.pmean(v, "b")).sum())(x)
-        return lax.psum((slope**2).sum() * u, ("a", "b"))
-
-    def positional(x, u, w):
-        # The mean's transpose is a mean of the cotangents.
-        slope = jnp.cos(x * w) * w * x.mean(1, keepdims=True) + jnp.sin(x * w).mean(1, keepdims=True)
-        return ((slope**2).sum((1, 2)) * u).sum()
-
-    gradients = lambda f: jax.value_and_grad(f, (0, 1, 2))
-    with mesh42():
-        result = gradients(xmap(body, IN_AXES, {}, axis_resources=resources))(*arguments(a, b))
-    assert_same(result, gradients(positional)(*arguments(a, b)))
 
 
 def sum_over_all(v):
@@ -530,57 +341,20 @@ def clipped_weight(x, u, w):
     return clipped(w) * x * u
 
 
-def own_weights(x, u, w):
-    return jnp.tanh(x * w) * u + jnp.exp(-(u**2)) * w.sum()
-
-
-def scanned(x, u, w):
-    carry, ys = lax.scan(lambda c, t: (jnp.tanh(c + t * u), c * t), 0.5, x * w)
-    return ys + carry
-
-
-IN_LOOPS = (clipped_weight, own_weights, scanned)
-
-
 @pytest.mark.parametrize("placement", LOOPED_PLACEMENTS)
-def test_gradients_in_serial_loops(placement):
+def test_the_rule_of_a_weight_in_serial_loops(placement):
     a, b, resources = LOOPED_PLACEMENTS[placement]
+
+    def value_and_gradients(f):
+        out, pullback = jax.vjp(f, *arguments(a, b))
+        return out, pullback(directions(out, 7))
+
     with mesh42():
-        named = {f.__name__: xmap(f, IN_AXES, AB, axis_resources=resources) for f in IN_LOOPS}
-        result = reverse_derivatives(named)(*arguments(a, b))
-    assert_same(result, reverse_derivatives({f.__name__: placements.vmapped(f) for f in IN_LOOPS})(*arguments(a, b)))
-
-
-def reverse_derivatives(functions):
-    """Value, vjp and product with the Hessian (not through custom_vjp, which has no forward mode)."""
-
-    def one(name, f, args):
-        out, pullback = jax.vjp(f, *args)
-        curvature = None if name == "clipped_weight" else forward_over_reverse(scalar(f), args)
-        return out, pullback(directions(out, 7)), curvature
-
-    return jax.jit(lambda *args: {name: one(name, f, args) for name, f in functions.items()})
+        result = value_and_gradients(xmap(clipped_weight, IN_AXES, AB, axis_resources=resources))
+    assert_same(result, value_and_gradients(placements.vmapped(clipped_weight)))
 
 
 # --------------------------------------------------------------------- kinds of arguments
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_gradient_of_a_closed_over_value(placement):
-    """The xmapped function closes over tracers of the outer gradient."""
-    a, b, resources = PLACEMENTS[placement]
-    x, u, w = arguments(a, b)
-
-    def named(u, w):
-        body = lambda x: lax.psum(jnp.sin(x * w) * u[0] + u.sum() * w, "a")
-        return xmap(body, {0: "a", 1: "b"}, {0: "b"}, axis_resources=resources)(x)
-
-    positional = lambda u, w: (jnp.sin(x * w) * u[0] + u.sum() * w).sum(0)
-    gradients = lambda f: jax.value_and_grad(lambda *args: jnp.cos(f(*args)).sum(), (0, 1))
-    with mesh42():
-        result = gradients(named)(u, w)
-    assert_same(result, gradients(positional)(u, w))
 
 
 @pytest.mark.sampled(2)
@@ -756,28 +530,6 @@ def test_tutorial_network_communicates_like_the_hand_written_one(argnums):
         result = gradient(ours)(*args)
     assert got == want
     assert want.total() > 0
-    assert_same(result, gradient(positional_network)(*args))
-
-
-NETWORK_PLACEMENTS = [
-    {},
-    {"batch": "x"},
-    {"hidden": "x"},
-    {"batch": ("y", "x")},
-    {"hidden": ("x", "y")},
-    {"batch": "x", "hidden": "y"},
-    {"classes": "y", "batch": "x"},
-    {"inputs": "y", "hidden": "x"},
-]
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("resources", NETWORK_PLACEMENTS, ids=str)
-def test_tutorial_network_can_be_trained_under_every_placement(resources):
-    args = network_arguments()
-    gradient = lambda f: jax.value_and_grad(f, (0, 1, 2))
-    with mesh42():
-        result = gradient(xmap(named_loss, NETWORK_AXES, [...], axis_resources=resources))(*args)
     assert_same(result, gradient(positional_network)(*args))
 
 

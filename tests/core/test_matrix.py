@@ -139,6 +139,21 @@ def shuffled(n):
     return np.random.default_rng(n).permutation(n)
 
 
+def halves(n):
+    """Two interleaved groups, one of them listed backwards."""
+    return [list(range(0, n, 2)), list(range(1, n, 2))[::-1]]
+
+
+def by_halves(function):
+    """``function(xp, rows)`` of a group, for each of its members."""
+
+    def parts(xp, rows):
+        held = {k: function(xp, rows[np.array(group)]) for group in halves(len(rows)) for k in group}
+        return xp.stack([held[k] for k in range(len(rows))])
+
+    return parts
+
+
 def gaps(xp, x):
     """The same with NaNs in the place of some elements, whole columns among them."""
     return xp.where(x > 0.3, xp.nan, x)
@@ -218,6 +233,21 @@ COLLECTIVES = {
         removes=False,
     ),
     "lax.axis_size": Operation(lambda x, axis, n: x * lax.axis_size(axis), lambda xp, r: r * len(r), removes=False),
+    **{
+        f"lax.{name} in groups": Operation(
+            lambda x, axis, n, name=name: getattr(lax, name)(x, axis, axis_index_groups=halves(n)),
+            by_halves(parts),
+            removes=False,
+            dtypes=dtypes,
+            axes="one",
+        )
+        for name, parts, dtypes in [
+            ("psum", lambda xp, r: r.sum(0), "fbic"),
+            ("pmax", lambda xp, r: r.max(0), "fbi"),
+            ("pmin", lambda xp, r: r.min(0), "fbi"),
+            ("all_gather", lambda xp, r: r, "fbic"),
+        ]
+    },
 }
 
 
@@ -1021,7 +1051,7 @@ def over_two_axes(operation):
     return Cannot(
         "an order along one axis, as in NumPy",
         TypeError,
-        f"The axis of {function} should be one named axis, or one positional axis, but got ",
+        f"The axis of {function} should be one, named or positional, but got ",
         lambda x: OPERATIONS[operation].named(x, ("a", "b"), math.prod(SIZES)),
     )
 

@@ -28,7 +28,6 @@ from xmap_compat import (
     pdot,
     random,
     serial_loop,
-    xeinsum,
     xmap,
 )
 from xmap_compat import numpy as xnp
@@ -134,13 +133,6 @@ MISUSES = {
         TypeError,
         "in_axes is 0, which is not an axis specification. Write ['name', ...] or {0: 'name'}, with the name of that "
         "dimension"
-        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
-    ),
-    "an integer as one of several specs": (
-        lambda: xmap(add, (I, 0), I),
-        TypeError,
-        "in_axes[1] is 0, which is not an axis specification. Write ['name', ...] or {0: 'name'}, with the name of "
-        "that dimension"
         f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "an ellipsis alone": (
@@ -353,12 +345,6 @@ MISUSES = {
         "args[1]['w'][0] is a Python scalar, but ['i', ...] needs at least one dimension. Pass an array with a "
         "dimension for each name (a list of numbers is a pytree of scalars)",
     ),
-    "keyword arguments": (
-        lambda: xmap(lambda x, power=1: x, I, I)(ones(3), power=2),
-        TypeError,
-        "xmapped functions take positional arguments only, but got the keyword arguments: power. "
-        "Pass them by position, or bind them with functools.partial before xmap",
-    ),
     "a plan without arguments": (
         lambda: xmap(add, (I, J), I).plan(),
         ValueError,
@@ -463,14 +449,6 @@ MISUSES = {
         "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
         "{'x'}. Write a tuple of several resources, and () for none",
     ),
-    "resources of an axis that the call lacks": (
-        lambda: xmap(identity, I, I, axis_resources={"i": "x", "b": "y"}),
-        ValueError,
-        "axis_resources has entries for `b`, which neither in_axes nor axis_sizes name: the axes of this xmap are `i`. "
-        "Name one of these, or leave the entry out"
-        f"{LEGACY}All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
-        "missing: {'b'}",
-    ),
     "a size that mesh and loop do not divide": (
         lambda: on_grid(identity, I, I, ones(8), axis_resources={"i": ("x", SerialLoop(3))}),
         ValueError,
@@ -527,13 +505,6 @@ MISUSES = {
         f"{LEGACY}Cannot update the mesh of the current resource environment",
     ),
     # ----------------------------------------------------------------------- names that meet, and undeclared outputs
-    "two axes on one resource in an operation": (
-        lambda: over_i_and_j(lambda u, v: u * v, resources={"i": "x", "j": "x"}),
-        jax.errors.JAXTypeError,
-        "Axes `i` and `j` are both assigned `x`, but the result of mul at HERE varies over both. Assign another "
-        "resource to one of them, or reduce over one before they meet"
-        f"{LEGACY}Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape",
-    ),
     "two axes on one loop": (
         lambda: in_loop("l", 2, lambda: over_i_and_j(lambda u, v: u + v, resources={"i": ("x", "l"), "j": "l"})),
         jax.errors.JAXTypeError,
@@ -584,13 +555,6 @@ MISUSES = {
         "Axes `m` and `n` are both assigned `x`, but an input to an xmapped function identity (xmap called at HERE) "
         "varies over both. Assign another resource to one of them, or reduce over one before they meet"
         f"{LEGACY}Axes `m` and `n` are both mapped to the resource `x`, but they coincide in the named_shape",
-    ),
-    "an undeclared axis of the result": (
-        lambda: over_i(lambda v: v * 2, out_axes={}),
-        TypeError,
-        "The result varies over `i`, but its out_axes {} do not name `i`. Add `i` to out_axes, or reduce over `i` in "
-        "the function"
-        f"{LEGACY}One of xmap results has an out_axes specification of {{}}, but is actually mapped along more axes",
     ),
     "undeclared axes of one of several results": (
         lambda: over_i_and_j(lambda u, v: {"good": u, "bad": (u, u * v)}, out_axes={"good": I, "bad": (I, {})}),
@@ -650,12 +614,6 @@ MISUSES = {
         "The automatic checks of checkify do not see the elements of the xmapped function identity. Apply checkify "
         "inside, and map its error like any result: xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))",
     ),
-    "an unbound name in a nested xmap": (
-        lambda: over_i(lambda v: xmap(lambda u: lax.psum(u, "nope"), ["j"], [])(v)),
-        NameError,
-        "Found an unbound axis name: nope. Named axes in scope: i: 8, j: 3. Name one of them, or add "
-        "the axis to in_axes or axis_sizes",
-    ),
     "a mesh axis as a name": (
         lambda: over_i(lambda v: lax.psum(v, "x"), resources={"i": "x"}),
         NameError,
@@ -673,14 +631,6 @@ MISUSES = {
         ValueError,
         "out_axes name `bacth`, which neither in_axes nor axis_sizes do. Did you mean `batch`?"
         f"{LEGACY}All axis names appearing in out_axes must also appear in in_axes or axis_sizes",
-    ),
-    "a mesh axis of the wrong case": (
-        lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": "Y"}),
-        ValueError,
-        "axis_resources assign {'Y'} to `batch`, but the resources in scope are {'x', 'y'}. Assign one of these, or "
-        "enter a mesh or a loop of that name around the call. Did you mean `y`?"
-        f"{LEGACY}In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
-        "{'Y'}",
     ),
     "a number of chunks as a resource": (
         lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": ("x", 2)}),
@@ -752,14 +702,6 @@ MISUSES = {
         "axes of the same names, which JAX would take for those of the mesh. Rename one of them",
     ),
     # --------------------------------------------------------------------------------------------------- collectives
-    "a collective over a looped axis": (
-        lambda: over_i(lambda v: lax.psum(v, "i"), out_axes={}, resources={"i": SerialLoop(2)}),
-        RuntimeError,
-        "The function refers to `i` at HERE, but axis_resources assign a serial loop to `i`. Remove the loop, or the "
-        "collective"
-        f"{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
-        "computation",
-    ),
     "a looped axis in a function of JAX that is jitted": (
         lambda: over_i(lambda v: v - jnp.var(v, axis="i"), resources={"i": SerialLoop(2)}),
         RuntimeError,
@@ -813,22 +755,6 @@ MISUSES = {
         "axis_index_groups of `psum` at HERE should be groups of one size that have all indices of one named axis "
         "exactly once, 0 to 7, but got ((0, 1), (2, 3)). Put the remaining indices into such groups",
     ),
-    "a shuffle that is no permutation": (
-        lambda: over_i(lambda v: lax.pshuffle(v, "i", [0] * 8)),
-        ValueError,
-        "`perm` does not represent a permutation: [0, 0, 0, 0, 0, 0, 0, 0]",
-    ),
-    "all_to_all in tiles of a dimension that does not divide": (
-        lambda: over_i(lambda v: lax.all_to_all(v, "i", 0, 0, tiled=True)),
-        ValueError,
-        "The size of all_to_all split_axis (3) has to be divisible by the size of the named axis i (8)",
-    ),
-    "pswapaxes with a dimension of another size": (
-        lambda: over_i(lambda v: lax.pswapaxes(v, "i", 0)),
-        ValueError,
-        "all_to_all requires the size of the mapped axis axis_name to equal x.shape[split_axis], but "
-        "they are 8 and 3 respectively.",
-    ),
     "psum_scatter over a dimension of another size": (
         lambda: over_i(lambda v: lax.psum_scatter(v, "i")),
         ValueError,
@@ -847,11 +773,6 @@ MISUSES = {
         "the shard_map in xmap, and assign their mesh axes in axis_resources",
     ),
     # --------------------------------------------------------------------------------------- the restored vocabulary
-    "argmax outside of any xmap": (
-        lambda: xnp.argmax(ones(3), axis="i"),
-        NameError,
-        "Found an unbound axis name: i. Named axes in scope: none. Call it in a function for xmap",
-    ),
     "pdot over None": (
         lambda: over_i(lambda v: lax.pdot(v, v, None)),
         TypeError,
@@ -897,17 +818,6 @@ MISUSES = {
         "The precision should be None, 'default', 'high', 'highest', or a value that jax.lax.dot_general takes, but "
         "got 'double'",
     ),
-    "pargmax over an unbound name": (
-        lambda: over_i(lambda v: lax.pargmax(v, "nope")),
-        NameError,
-        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
-        "axis to in_axes or axis_sizes",
-    ),
-    "pgather with floats as indices": (
-        lambda: over_i(lambda v: lax.pgather(v, jnp.array([0.5]), "i")),
-        TypeError,
-        "The dtype of the indices of pgather should be an integer type, but got dtype('float32')",
-    ),
     "pgather along a dimension that is not there": (
         lambda: over_i(lambda v: lax.pgather(v, 0, ("i", 1))),
         ValueError,
@@ -920,77 +830,11 @@ MISUSES = {
         "The first argument of a named einsum should be a string like 'n{b,k},{k}->n{b}', but got an array of shape "
         "(3,)",
     ),
-    "an einsum with an open brace": (
-        lambda: over_i(lambda v: jnp.einsum("n{i->n", v)),
-        ValueError,
-        "Malformed einsum specification: this brace is never closed\n  n{i->n\n   ^",
-    ),
-    "an einsum with a closing brace only": (
-        lambda: over_i(lambda v: jnp.einsum("ni}->n", v)),
-        ValueError,
-        "Malformed einsum specification: a closing brace without an opening one\n  ni}->n\n    ^",
-    ),
-    "an einsum with braces in braces": (
-        lambda: over_i(lambda v: jnp.einsum("n{{i}}->n", v)),
-        ValueError,
-        "Malformed einsum specification: a brace within braces\n  n{{i}}->n\n    ^",
-    ),
-    "an einsum with two pairs of braces": (
-        lambda: over_i(lambda v: jnp.einsum("n{i}{j}->n", v)),
-        ValueError,
-        "Malformed einsum specification: a second pair of braces in one operand\n  n{i}{j}->n\n      ^",
-    ),
-    "an einsum that lacks a name": (
-        lambda: over_i(lambda v: jnp.einsum("n{i,,j}->n", v)),
-        ValueError,
-        "Malformed einsum specification: an axis name is missing here\n  n{i,,j}->n\n      ^",
-    ),
-    "an einsum with a name twice": (
-        lambda: over_i(lambda v: jnp.einsum("n{i,i}->n", v)),
-        ValueError,
-        "Malformed einsum specification: the axis i is named twice in one operand\n  n{i,i}->n\n      ^",
-    ),
-    "an einsum with two arrows": (
-        lambda: over_i(lambda v: jnp.einsum("n{i}->n->n", v)),
-        ValueError,
-        "Malformed einsum specification: a second '->'\n  n{i}->n->n\n         ^",
-    ),
-    "an einsum with half an arrow": (
-        lambda: over_i(lambda v: jnp.einsum("n{i}-n", v)),
-        ValueError,
-        "Malformed einsum specification: '-' is neither a letter, a brace, '...' nor '->'\n  n{i}-n\n      ^",
-    ),
-    "an einsum with a comma in the output": (
-        lambda: over_i(lambda v: jnp.einsum("n{i}->n,n", v)),
-        ValueError,
-        "Malformed einsum specification: a comma in the output\n  n{i}->n,n\n         ^",
-    ),
-    "an einsum with a name from nowhere": (
-        lambda: over_i(lambda v: jnp.einsum("n{i}->n{j}", v)),
-        ValueError,
-        "Malformed einsum specification: j appears in no input\n  n{i}->n{j}\n          ^",
-    ),
-    "an einsum with a letter twice in the output": (
-        lambda: over_i(lambda v: jnp.einsum("n{i}->nn", v)),
-        ValueError,
-        "Malformed einsum specification: n appears twice in the output\n  n{i}->nn\n         ^",
-    ),
-    "an einsum with two ellipses": (
-        lambda: over_i(lambda v: einsum("......{i}->", v)),
-        ValueError,
-        "Malformed einsum specification: a second ellipsis in one operand\n  ......{i}->\n     ^",
-    ),
     "an einsum over an unbound name": (
         lambda: over_i(lambda v: einsum("n{nope}->n", v)),
         NameError,
         "Found an unbound axis name: nope in the einsum 'n{nope}->n'. Named axes in scope: i: 8. Name "
         "one of them, or add the axis to in_axes or axis_sizes",
-    ),
-    "an einsum outside of any xmap": (
-        lambda: xeinsum("n{i}->n", ones(3)),
-        NameError,
-        "Found an unbound axis name: i in the einsum 'n{i}->n'. Named axes in scope: none. Call it "
-        "in a function for xmap",
     ),
     "an einsum for fewer operands": (
         lambda: over_i(lambda v: einsum("n{i},n->", v)),
@@ -1025,12 +869,6 @@ MISUSES = {
         ValueError,
         "optimize of einsum should be a strategy of opt_einsum, such as 'auto', 'greedy' or 'optimal', but got 'best'",
     ),
-    "an einsum with a path": (
-        lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize=[(0, 1)]), out_axes={}),
-        ValueError,
-        "optimize of einsum should be a strategy of opt_einsum, such as 'auto', 'greedy' or 'optimal', but got "
-        "[(0, 1)]",
-    ),
     "a function that loses the axis it should keep": (
         lambda: over_i(lambda v: xnp.along(lambda u: u.sum(0), "i", v, keep=True)),
         ValueError,
@@ -1041,27 +879,12 @@ MISUSES = {
     "sorting along a name and a position": (
         lambda: over_i(lambda v: xnp.sort(v, axis=("i", 0))),
         TypeError,
-        "The axis of sort should be one named axis, or one positional axis, but got ('i', 0)",
+        "The axis of sort should be one, named or positional, but got ('i', 0)",
     ),
     "any over a set": (
         lambda: over_i(lambda v: xnp.any(v, axis={"i"})),
         TypeError,
         "An axis name of any should be hashable, and not None, but got {'i'}. Use a string",
-    ),
-    "rolling by a fraction": (
-        lambda: over_i(lambda v: xnp.roll(v, 1.5, "i")),
-        TypeError,
-        "The shift of roll along a named axis should be an integer that is known while tracing, but got 1.5",
-    ),
-    "rolling by more shifts than axes": (
-        lambda: over_i(lambda v: xnp.roll(v, (1, 2), "i")),
-        ValueError,
-        "The shift of roll over ('i',) should be one, or one for each axis, but got (1, 2)",
-    ),
-    "taking at floats": (
-        lambda: over_i(lambda v: xnp.take(v, jnp.array([0.5]), "i")),
-        TypeError,
-        "The dtype of the indices of take should be an integer type, but got dtype('float32')",
     ),
     # ---------------------------------------------------------------------------------------- named shapes and types
     "named_shape of a pytree": (
@@ -1224,9 +1047,6 @@ CURE = re.compile(
 # Python or functions of JAX refuse these; notes help where a name is in the place of a position: see NOTED.
 OF_OTHERS = {
     "the same name twice in jnp.sum",
-    "a shuffle that is no permutation",
-    "all_to_all in tiles of a dimension that does not divide",
-    "pswapaxes with a dimension of another size",
     "psum_scatter over a dimension of another size",
 }
 
@@ -1623,6 +1443,32 @@ def test_collectives_read_truth_values_as_positions_as_jax_does():
     np.testing.assert_allclose(found, v.sum())
 
 
+# Einsums that cannot be read: where the caret stands, and what is wrong there.
+MALFORMED = {
+    "n{i->n": (1, "this brace is never closed"),
+    "ni}->n": (2, "a closing brace without an opening one"),
+    "n{{i}}->n": (2, "a brace within braces"),
+    "n{i}{j}->n": (4, "a second pair of braces in one operand"),
+    "n{i,,j}->n": (4, "an axis name is missing here"),
+    "n{i,i}->n": (4, "the axis i is named twice in one operand"),
+    "n{i}->n->n": (7, "a second '->'"),
+    "n{i}-n": (4, "'-' is neither a letter, a brace, '...' nor '->'"),
+    "n{i}->n,n": (7, "a comma in the output"),
+    "n{i}->n{j}": (8, "j appears in no input"),
+    "n{i}->nn": (7, "n appears twice in the output"),
+    "......{i}->{}": (3, "a second ellipsis in one operand"),
+}
+
+
+@pytest.mark.parametrize("spec", MALFORMED)
+def test_an_einsum_that_cannot_be_read_is_shown_with_a_caret(spec):
+    column, wrong = MALFORMED[spec]
+    with pytest.raises(ValueError, match=r"^Malformed einsum specification") as caught:
+        over_i(lambda v: jnp.einsum(spec, v))
+    assert str(caught.value) == f"Malformed einsum specification: {wrong}\n  {spec}\n  {' ' * column}^"
+    assert files_of(caught.value) == {__file__}
+
+
 UNBOUND = {
     "psum": lambda v: lax.psum(v, "k"),
     "jnp.sum": lambda v: jnp.sum(v, axis="k"),
@@ -1632,6 +1478,7 @@ UNBOUND = {
     "pshuffle": lambda v: lax.pshuffle(v, "k", [1, 0]),
     "all_to_all": lambda v: lax.all_to_all(v, "k", 0, 0),
     "pdot": lambda v: lax.pdot(v, v, "k"),
+    "pargmax": lambda v: lax.pargmax(v, "k"),
     "pgather": lambda v: lax.pgather(v, jnp.array([0]), "k"),
     "along": lambda v: xnp.along(jnp.sort, "k", v),
     "psum of a constant": lambda v: lax.psum(1, "k") * v,

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import Mesh, SerialLoop, einsum, serial_loop, xmap
-from xmap_compat.core.processes.fingerprint import fingerprint
+from xmap_compat.core.processes import fingerprint
 from xmap_compat.core.watch import observe
 
 # ------------------------------------------------------------------------------- bodies

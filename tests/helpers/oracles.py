@@ -4,8 +4,7 @@ The definitions are the only ones: ``named_arrays.py`` applies them too, to valu
 is stored whole: one leading dimension for each axis of the model, then its positional dimensions.  A value that does
 not vary over an axis has equal entries along it.  A collective is defined by what the n participants, who hold one
 array each, hold afterwards; :class:`Model` applies such a definition at every index of the remaining axes.  Its methods
-are named as in ``jax.lax``, ``jax.numpy`` and ``jax.nn`` and take the operands, the axes, then options.  Nothing here
-knows of JAX or devices.
+are named as in ``jax.lax`` and take the operands, the axes, then options.  Nothing here knows of JAX or devices.
 """
 
 from __future__ import annotations
@@ -226,50 +225,6 @@ class Model:
 
     def device_take(self, x, axis_name):
         return self.spmd(lambda parts: [part[k] for k, part in enumerate(parts)], axis_name, x)
-
-    # jax.numpy, as functions and as methods
-
-    def sum(self, x, axis):
-        return self.psum(x, axis)
-
-    def max(self, x, axis):
-        return self.pmax(x, axis)
-
-    def min(self, x, axis):
-        return self.pmin(x, axis)
-
-    def mean(self, x, axis):
-        return self._reduce(lambda v, dims: np.mean(v, dims, dtype=v.dtype), _as_floating(x), axis)
-
-    def var(self, x, axis, ddof=0):
-        return self._reduce(lambda v, dims: np.var(v, dims, ddof=ddof, dtype=v.dtype), _as_floating(x), axis)
-
-    def std(self, x, axis, ddof=0):
-        return self._reduce(lambda v, dims: np.std(v, dims, ddof=ddof, dtype=v.dtype), _as_floating(x), axis)
-
-    def method(self, x, axis, name):
-        return getattr(self, name)(x, axis)
-
-    # jax.nn
-
-    def logsumexp(self, x, axis):
-        return self._reduce(lambda v, dims: np.log(np.exp(v).sum(dims)), x, axis)
-
-    def softmax(self, x, axis):
-        """Each participant keeps its own share of the sum, and every positional element its own."""
-        positions = [a for a in _names(axis) if isinstance(a, int)]
-        exponential = np.exp(x)
-        total = self._reduce(lambda v, dims: v.sum(dims), exponential, axis)
-        rank = x.ndim - len(self.names)
-        return exponential / np.expand_dims(total, [len(self.names) + p % rank for p in positions])
-
-    def log_softmax(self, x, axis):
-        return np.log(self.softmax(x, axis))
-
-    def one_hot(self, x, axis, num_classes):
-        """The class dimension is the named axis: participant k says whether the label is k."""
-        assert num_classes == self.size(axis)
-        return self.spmd(lambda parts: [part == k for k, part in enumerate(parts)], axis, x).astype(np.float32)
 
 
 def _names(axis):

@@ -18,7 +18,7 @@ import pytest
 from jax import lax
 
 from xmap_compat import SerialLoop, _jax, _version, compare_processes, mesh, process_array, xmap
-from xmap_compat.core.processes import exchange
+from xmap_compat.core import processes
 
 TIMEOUT = 100.0  # seconds, on a busy machine, for what is not about time
 
@@ -281,7 +281,7 @@ def compiled_is_not_compared(m):
 
 
 def comparisons_made():
-    return exchange.counts.total()
+    return processes.counts.total()
 
 
 @fault

@@ -2,14 +2,10 @@
 
 import functools
 import importlib
-import pathlib
 import re
-import types
+import sys
 
-import xmap_compat
-
-PACKAGE = pathlib.Path(xmap_compat.__file__).parent
-MODULES = [path.relative_to(PACKAGE.parent).with_suffix("").parts for path in PACKAGE.rglob("errors.py")]
+from messages import ROOT, functions
 
 # Places where an argument was empty, or a part is missing.
 _HOLES = re.compile(r"\S  +\S| [,;.](?!\.)(\s|$)|[,:;] ?[,;.](?!\.)|\( | \)|``|:\s*$")
@@ -32,18 +28,24 @@ def faults(text):
 
 def watch_messages(told):
     """Have each message that the package makes looked through; those with faults are appended to ``told``."""
-    for name in MODULES:
-        module = importlib.import_module(".".join(name))
-        for key, function in list(vars(module).items()):
-            if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:
-                setattr(module, key, _watched(function, told))
+    for module, name in makers():
+        setattr(module, name, _watched(getattr(module, name), told))
+
+
+def makers():
+    """``(module, name)`` wherever the package holds a function that makes a message."""
+    homes = [(".".join(path.relative_to(ROOT).with_suffix("").parts), function.name) for path, function in functions()]
+    homes.append(("xmap_compat.core.errors", "should_be"))
+    made = {id(getattr(importlib.import_module(module), name)) for module, name in homes}
+    modules = [module for name, module in sys.modules.items() if name.startswith("xmap_compat")]
+    return [(module, name) for module in modules for name, value in vars(module).items() if id(value) in made]
 
 
 def _watched(function, told):
     @functools.wraps(function)
     def watched(*args, **kwargs):
         made = function(*args, **kwargs)
-        if isinstance(made, Exception) and (found := faults(str(made))):
+        if found := faults(str(made)):
             told.append((function.__name__, found, str(made)))
         return made
 

@@ -14,7 +14,6 @@ import threading
 import types
 import warnings
 
-import forks
 import jax
 import jax.interpreters.pxla
 import jax.numpy as jnp
@@ -55,39 +54,6 @@ def assert_split_over(mesh, out):
     assert out.sharding.mesh == mesh and out.sharding.is_equivalent_to(NamedSharding(mesh, P("x")), out.ndim)
 
 
-# ------------------------------------------------------------------------------- imports
-
-IMPORTS = [
-    "from jax.experimental.maps import xmap, mesh, Mesh, SerialLoop, serial_loop",
-    "from jax.experimental.maps import thread_resources, ResourceEnv, EMPTY_ENV, Loop, AnonymousSerialLoop",
-    "from jax.experimental.maps import AxisName, MeshAxisName, ResourceAxisName, Resource, ResourceSet",
-    "from jax.experimental.maps import *; xmap, Mesh, thread_resources",
-    "from jax.experimental import maps; maps.xmap",
-    "import jax.experimental.maps; jax.experimental.maps.xmap",
-    "import jax.experimental.maps as maps; maps.thread_resources.env.physical_mesh",
-    "import jax; jax.experimental.maps.thread_resources.env.shape",
-    "import importlib; importlib.import_module('jax.experimental.maps').xmap",
-    "from jax.interpreters.pxla import Mesh",
-    "from jax.interpreters.pxla import thread_resources, Mesh",
-    "from jax.lax import pdot, xeinsum, pgather, pargmax, pargmin",
-    "import jax; jax.lax.pdot",
-    "import jax; jax.config.update('experimental_xmap_spmd_lowering', False)",
-    "import jax; jax.config.update('experimental_xmap_spmd_lowering_manual', True)",
-    "import jax; jax.config.update('experimental_xmap_ensure_fixed_sharding', True)",
-    "import jax; jax.config.experimental_xmap_spmd_lowering",
-    "import jax.numpy as jnp; jnp.einsum('{},{}->{}', 1.0, 2.0)",
-]
-
-
-@pytest.mark.parametrize("statement", IMPORTS)
-def test_what_legacy_programs_import_is_there_while_installed(statement):
-    with install():
-        exec(statement, {})
-    # JAX still has one of the names, with a deprecation warning.
-    with pytest.raises((ImportError, AttributeError, ValueError, DeprecationWarning)):
-        exec(statement, {})
-
-
 def test_the_module_looks_like_one(maps):
     spec = importlib.util.find_spec("jax.experimental.maps")
     assert isinstance(maps, types.ModuleType)
@@ -113,45 +79,6 @@ def test_what_is_left_of_the_inside_raises_at_use(maps, use, now):
 
 
 # ----------------------------------------------------------------------- nothing else changes
-
-CHANGED = {
-    "jax.experimental": jax.experimental,
-    "jax.lax": jax.lax,
-    "jax.numpy": jax.numpy,
-    "pxla": jax.interpreters.pxla,
-    "Mesh": jax.sharding.Mesh,
-    "Config": type(jax.config),
-}
-
-
-def state_of_jax():
-    attributes = {name: dict(vars(owner)) for name, owner in CHANGED.items()}
-    modules = [name for name in sys.modules if name.startswith("jax")]
-    return attributes, jax.config.values, sorted(modules)
-
-
-def test_uninstall_restores_exactly_what_was_there():
-    before = state_of_jax()
-    install()
-    assert state_of_jax() != before
-    uninstall()
-    assert state_of_jax() == before
-
-
-@pytest.mark.parametrize("times", [1, 2, 3])
-def test_installing_again_and_uninstalling_again_has_no_effect(times):
-    before = state_of_jax()
-    for _ in range(times):
-        install()
-    installed = state_of_jax()
-    uninstall()
-    assert state_of_jax() == before
-    install()
-    assert state_of_jax()[0].keys() == installed[0].keys()
-    assert state_of_jax()[2] == installed[2]
-    for _ in range(times):
-        uninstall()
-    assert state_of_jax() == before
 
 
 def test_only_the_context_that_installed_uninstalls():
@@ -317,16 +244,6 @@ def test_loops_are_in_the_environment(maps):
         assert resources.env.loop_resource_axes == {"l", "k"}
         assert repr(resources.env).startswith("ResourceEnv(mesh=Mesh('x': 4, 'y': 2), (Loop(name='l', length=3)")
     assert resources.env is maps.EMPTY_ENV
-
-
-def test_an_environment_is_a_value(maps):
-    env = maps.EMPTY_ENV.with_mesh(SQUARE_MESH)
-    assert env == maps.ResourceEnv(SQUARE_MESH, ())
-    assert env.with_extra_loop(maps.Loop("l", 3)).shape["l"] == 3
-    with pytest.raises(
-        ValueError, match="serial_loop cannot have the name 'x', which a mesh axis or a loop in scope has"
-    ):
-        env.with_extra_loop(maps.Loop("x", 3))
 
 
 # ---------------------------------------------------------------------- assigning the environment
@@ -540,13 +457,6 @@ def test_other_options_are_jaxs_own(maps):
         jax.config.update("experimental_xmap", True)
 
 
-def test_the_vocabulary_works_outside_of_xmap_too(maps):
-    a, b = X, X[::-1] + 1
-    product = jax.vmap(lambda u, v: lax.pdot(u, v, axis_name="i"), axis_name="i")
-    np.testing.assert_allclose(product(a, b), np.broadcast_to(a.T @ b, (8, 2, 2)))
-    np.testing.assert_allclose(jnp.einsum("ij,kj->ik", a, b), np.einsum("ij,kj->ik", a, b))
-
-
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, lambda f: jax.vmap(f, axis_name="i", axis_size=1)])
 def test_outside_of_xmap_values_have_no_named_axes(maps, transform):
     seen = []
@@ -573,46 +483,3 @@ def test_types_outside_of_xmap_have_no_named_axes_and_do_not_pretend_inside(maps
     out = maps.xmap(body, ["i", ...], ["i", ...])(X)
     np.testing.assert_allclose(out, X)
     assert out.aval.named_shape == jnp.ones(3).aval.named_shape == {}
-
-
-# -------------------------------------------------------------------------- no backend
-
-
-@pytest.fixture
-def python(tmp_path):
-    """Run a program with warnings as errors, in a process without the devices of this one."""
-
-    def run(source):
-        path = tmp_path / "program.py"
-        path.write_text(textwrap.dedent(source))
-        done = forks.run(path, cwd=tmp_path, plain=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
-
-    return run
-
-
-def test_devices_can_be_chosen_after_install(python):
-    program = """
-        import xmap_compat
-        xmap_compat.install()
-        import os
-        from jax._src import xla_bridge
-        assert not xla_bridge.backends_are_initialized()
-        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=6"
-        from jax.experimental.maps import xmap, Mesh, thread_resources
-        assert thread_resources.env.physical_mesh.empty
-        assert not xla_bridge.backends_are_initialized()
-        import jax
-        print(jax.device_count())
-    """
-    assert python(program) == ["6"]
-
-
-def test_nothing_is_installed_by_the_import_of_the_package(python):
-    program = """
-        import xmap_compat, xmap_compat.legacy.restore, xmap_compat.api, sys
-        import jax
-        print(hasattr(jax.experimental, "maps"), "jax.experimental.maps" in sys.modules, hasattr(jax.lax, "pdot"))
-    """
-    assert python(program) == ["False", "False", "False"]

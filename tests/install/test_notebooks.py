@@ -10,12 +10,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
 from notebook_outputs import CellOutput, difference, differences, same_text
 from subprocesses import run
 
-from xmap_compat import xmap
 from xmap_compat.legacy import notebook
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,13 +24,10 @@ TUTORIAL = ROOT / "tests" / "tutorial" / "tutorial.ipynb"
 DIFFERENT = {
     "numbers": ("2.66", "2.67"),
     "words": ("Array(1.)", "array(1.)"),
-    "one more": ("1 2", "1 2 3"),
-    "a sign": ("-1.5", "1.5"),
     "nan": ("nan", "1.0"),
     "names with digits": ("x1", "x2"),
     "nothing": ("", "1"),
     "integers that are close": ("1000000", "1000001"),
-    "hexadecimal numbers": ("0xff 0x12345678", "0xfe 0x12345678"),
 }
 
 
@@ -41,50 +36,11 @@ def test_what_is_different(stored, found):
     assert not same_text(stored, found)
 
 
-SIZES = "The size of axis i was previously inferred to be 5, but found an argument of shape (7,)"
-MISSING = "The missing resources are: {'y', 'x'}"
-# What a cell prints of an exception: stored, and found.
-NOT_SAID = {
-    "a number": (SIZES, SIZES.replace("5", "6")),
-    "a longer number": (SIZES.partition(", but")[0], SIZES.replace("5,", "57,")),
-    "a fraction": (SIZES.partition(", but")[0], SIZES.replace("5,", "5.5,")),
-    "a shape": (SIZES, SIZES.replace("(7,)", "(7, 1)")),
-    "an axis": (SIZES, SIZES.replace("axis i", "axis j")),
-    "a name in a set": (MISSING, MISSING.replace("'y'", "'z'") + " (for `i`)"),
-    "one more name": (MISSING, MISSING.replace("'y'", "'y', 'z'")),
-    "another type": (f"ValueError {SIZES}", f"TypeError {SIZES}"),
-    "another label": (f"xmap: {SIZES}", f"einsum: {SIZES}"),
-    "something else": (SIZES, "unbound axis name: i"),
-    "no sentence": ("loss: 1.0 and 2.0", "loss: 1.0 and 2.0 and 3.0"),
-}
-
-
-# What two cells of the official tutorial print under jax 0.4.30.
-PRINTED = {
-    "sizes": (
-        lambda: xmap(lambda x, y: x * y, (["i", ...], ["i", ...]), ["i", ...])(np.arange(5), np.arange(7)),
-        "xmap: The size of axis i was previously inferred to be 5, but found an argument of shape (7,) with in_axes "
-        "specification ['i', ...]. Shape mismatch occurs in dimension 0: 7 != 5",
-    ),
-    "resources": (
-        lambda: xmap(np.negative, ["l", "r"], ["l", "r"], axis_resources={"l": "x", "r": "y"})(np.ones((8, 8))),
-        "xmap: In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
-        "{'y', 'x'}",
-    ),
-}
-
-
-@pytest.mark.parametrize(("call", "stored"), PRINTED.values(), ids=PRINTED)
-def test_what_the_official_tutorial_prints_of_an_error_is_in_ours(call, stored):
-    with pytest.raises((ValueError, NameError)) as raised:
-        call()
-    assert difference(CellOutput(stored), CellOutput(f"xmap: {raised.value}"), 1, catches=True) == ""
-
-
-@pytest.mark.parametrize(("stored", "found"), NOT_SAID.values(), ids=NOT_SAID.keys())
-def test_an_error_that_is_printed_must_say_the_same(stored, found):
-    text = difference(CellOutput(f"1\n{stored}\n"), CellOutput(f"1\n{found}\n"), 1, catches=True)
-    assert text.startswith("cell 1, line 2 of its output:")
+def test_another_error_or_another_number_is_a_difference():
+    stored = CellOutput("loss: 1.0\n", "ValueError")
+    assert difference(stored, CellOutput("loss: 1.0000001\n", "ValueError"), 1) == ""
+    for found in (CellOutput("loss: 1.1\n", "ValueError"), CellOutput("loss: 1.0\n"), CellOutput("", "ValueError")):
+        assert difference(stored, found, 1).startswith("cell 1: ")
 
 
 # ------------------------------------------------------------------------------- the command
@@ -124,7 +80,6 @@ REST = [
     ("open('seen', 'w').close(); print(1.0000001)", "1.0\n"),
 ]
 WITH_JAX = [(LEGACY, "4 [0 2 4]\n"), ("print(jax.tree_map(abs, [-1]))", "[1]\n"), *REST]
-CELLS = [("import sys; print('jax' in sys.modules)", "False\n"), *REST]
 
 
 def test_a_notebook_runs_in_order_and_is_not_written(tmp_path):

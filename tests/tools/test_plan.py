@@ -173,17 +173,6 @@ def test_a_plan_cannot_be_changed():
             setattr(value, dataclasses.fields(value)[0].name, None)
 
 
-def test_the_mesh_in_scope_counts():
-    f = xmap(jnp.sin, ["i"], ["i"], axis_resources={"i": "x"})
-    shapes = {}
-    for count in (2, 4, 8):
-        with Mesh(grid(count), ("x",)):
-            shapes[count] = f.plan(shaped(8)).arguments[0].device_shape
-    assert shapes == {2: (4,), 4: (2,), 8: (1,)}
-    with pytest.raises(ValueError, match="resources are insufficient"):
-        f.plan(shaped(8))
-
-
 # ------------------------------------------------------------------------- collectives
 
 
@@ -428,17 +417,6 @@ def test_equal_transfers_of_one_collective_are_counted_together(mesh42):
     assert collective.bytes_sent == plan.bytes_sent == 2 * 3 * 4
 
 
-def test_what_happens_in_a_branch_and_what_does_not_happen_at_all_are_said(mesh42):
-    with mesh42:
-        plan = xmap(in_cond, ["i", "j", ...], ["j", ...], axis_resources={"i": "x"}).plan(shaped(4, 5, 3))
-        idle = xmap(lambda x: lax.psum(x, "k"), ["i", "k"], ["i"], axis_resources={"i": "x"}).plan(shaped(4, 1))
-    became = {c.primitive: c.became for c in plan.collectives if c.axes == ("i",)}
-    assert became == {"psum": "all-reduce over x (in a branch)", "pmax": "all-reduce over x (in a branch)"}
-    (outer,) = (c.became for c in plan.collectives if c.axes == ("i", "j"))
-    assert outer == "local max, all-reduce over x"
-    assert [c.became for c in idle.collectives] == ["nothing to do"]
-
-
 @pytest.mark.parametrize(
     ("resources", "size", "expected"),
     [({"i": "x"}, 4, 2 * 3), ({"i": ("x", "y")}, 8, 2 * 4), ({"i": "y"}, 2, 2 * 2)],
@@ -449,56 +427,6 @@ def test_parts_of_bytes_are_rounded_up(resources, size, expected, mesh42):
     with mesh42:
         plan = xmap(lambda x: lax.psum(x, "i"), ["i"], [], axis_resources=resources).plan(shaped(size))
     assert plan.bytes_sent == expected
-
-
-HLO_KINDS = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"}
-
-
-def compiled_collectives(text):
-    """``(kind, operand elements)`` of each collective in a compiled program, sorted."""
-    shapes = dict(re.findall(r"%?([\w.-]+) = \w+\[([\d,]*)\]", text))
-    elements = lambda name: math.prod(map(int, filter(None, shapes[name].split(","))))
-    pattern = rf"= [^=]*? ({'|'.join(HLO_KINDS)})\(([^)]*)\)"
-    found = []
-    for kind, operands in re.findall(pattern, text):
-        names = [o.split()[-1].lstrip("%") for o in operands.split(", ")]
-        found.append((kind, sum(map(elements, names))))
-    return sorted(found)
-
-
-PROGRAMS = {
-    "matmul": (matmul, MATMUL["in_axes"], ["i", "j"], {"k": "x", "i": "y"}, MATMUL_ARGS),
-    "psum": (lambda x: lax.psum(x, "i"), ["i", ...], [...], {"i": ("x", "y")}, (shaped(16, 3),)),
-    "shift": (lambda x: lax.ppermute(x, "i", rotation(8)), ["i", ...], ["i", ...], {"i": "x"}, (shaped(8, 5),)),
-    "gather": (lambda x: lax.all_gather(x, "i"), ["i", "j"], ["j", ...], {"i": "x", "j": "y"}, (shaped(8, 6),)),
-    "softmax": (lambda x: jax.nn.softmax(x, axis="i"), ["i", "j"], ["i", "j"], {"i": "x", "j": "y"}, (shaped(8, 6),)),
-}
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_the_compiled_program_moves_what_the_plan_says(name, mesh42):
-    body, in_axes, out_axes, resources, args = PROGRAMS[name]
-    f = xmap(body, in_axes, out_axes, axis_resources=resources)
-    with mesh42:
-        plan = f.plan(*args)
-        text = f.lower(*args).compile().as_text()
-    kinds = {"ppermute": "collective-permute"}
-    elements = lambda operand: math.prod(map(int, filter(None, re.search(r"\[(.*)\]", operand)[1].split(","))))
-    transfers = [t for c in plan.collectives for t in c.transfers]
-    said = sorted((kinds.get(t.kind, t.kind), elements(t.operand)) for t in transfers)
-    assert said == compiled_collectives(text)
-    assert said
-
-
-def test_a_nested_call_moves_over_the_mesh_of_the_outer_one(mesh42):
-    inner = xmap(lambda v: lax.psum(v, "k"), ["k"], [], axis_resources={"k": "y"})
-    outer = xmap(inner, ["i", ...], ["i"], axis_resources={"i": "x"})
-    with mesh42:
-        plan = outer.plan(shaped(4, 6))
-    moved = [(t.kind, t.mesh_axes) for c in plan.collectives for t in c.transfers]
-    assert ("all-reduce", ("y",)) in moved
-    assert [a.name for a in plan.axes] == ["i"]
-    assert str(plan)
 
 
 # ---------------------------------------------------------------------------- nested calls

@@ -6,6 +6,7 @@ The enumeration of assignments is compared with one written out by hand, and wit
 
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,7 @@ def test_a_right_program_passes(derivatives):
 def test_the_positional_function_may_be_the_reference():
     positional = lambda x: {"rows": x - x.mean(0), "total": x.sum((1, 2))}
     assert testing.check_assignments(centred_mapped(), X, mesh=MESH42, limit=2, reference=positional)
-    with pytest.raises(AssertionError, match=r"changes result\['total'\]: the largest difference"):
+    with pytest.raises(AssertionError, match=r"changes result\['total'\]"):
         twice = lambda x: {"rows": x - x.mean(0), "total": 2 * x.sum((1, 2))}
         testing.check_assignments(centred_mapped(), X, mesh=MESH42, limit=2, reference=twice)
 
@@ -103,10 +104,9 @@ def test_a_planted_error_is_found_and_described(wrong_on_devices):
     f = xmap(lambda x: {"sum": lax.psum(x, "i")}, ROWS, {"sum": {}})
     with pytest.raises(AssertionError) as caught:
         testing.check_assignments(f, np.ones((8, 3), np.float32), only=[{}, {"i": "y"}], mesh=MESH42)
-    assert str(caught.value) == (
-        "axis_resources={'i': 'y'} on the mesh (x: 4, y: 2) changes result['sum']: the largest difference is 0.5 "
-        "at index (1,), 8.5 instead of 8.0 (1 of 3 elements differ by more than rounding)"
-    )
+    message = str(caught.value)
+    assert "axis_resources={'i': 'y'} on the mesh (x: 4, y: 2) changes result['sum']\n" in message
+    assert "Mismatched elements: 1 / 3" in message and re.search(r"Max absolute difference.*: 0\.5", message)
 
 
 def test_a_planted_error_is_found_by_the_default_choice(wrong_on_devices):
@@ -143,9 +143,9 @@ def test_the_path_of_the_result_is_named():
         ([lambda x: x, lambda x: x.sum()], r"changes result: float32\[8\] instead of float32\[8, 3\]"),
         ([lambda x: x, lambda x: x > 0], r"changes result: bool\[8, 3\] instead of float32\[8, 3\]"),
         ([lambda x: x, lambda x: (x, x)], "changes the structure of the result"),
-        ([lambda x: x > 1, lambda x: x > -1], "changes result: the largest difference is 1"),
-        ([lambda x: x, lambda x: x / 0], "changes result: the largest difference is inf"),
-        ([lambda x: x, lambda x: x * np.nan], "changes result: the largest difference is nan"),
+        ([lambda x: x > 1, lambda x: x > -1], r"(?s)changes result\n.*Mismatched elements"),
+        ([lambda x: x, lambda x: x / 0], r"(?s)changes result\n.*inf"),
+        ([lambda x: x, lambda x: x * np.nan], r"(?s)changes result\n.*nan"),
     ],
 )
 def test_other_differences(results, message):
@@ -171,7 +171,7 @@ def test_tolerances():
     reference = lambda x: x * 1.0
     assert testing.check_assignments(f, X, mesh=MESH42, limit=1, reference=reference, rtol=1e-2)
     for options in [{}, {"rtol": 1e-4}, {"rtol": 0}]:
-        with pytest.raises(AssertionError, match="differ by more than rounding"):
+        with pytest.raises(AssertionError, match="Mismatched elements"):
             testing.check_assignments(f, X, mesh=MESH42, limit=1, reference=reference, **options)
 
 

@@ -1,7 +1,5 @@
 """The reference page of xmap: its two examples, and each statement about its parameters that can be tested."""
 
-import collections
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,33 +92,6 @@ def test_losses_of_single_examples(assignment, data):
 
 
 # ------------------------------------------------------------------- pytrees of mappings
-
-Layer = collections.namedtuple("Layer", ["weight", "bias"])
-
-
-def affine(layer, inputs):
-    outputs = {key: v @ layer.weight + layer.bias for key, v in inputs.items()}
-    return outputs, [layer.bias.sum(), (layer.weight,)]
-
-
-# Specifications of (layer, inputs): as fine as the arguments, or a prefix of them.
-PYTREE_SPECS = {
-    "one for each array": (Layer({}, {}), {"p": ["i", ...], "q": ["i", ...]}),
-    "one for each argument": ([...], ["i", ...]),
-    "mixed": (Layer([None, None], {}), {0: "i"}),
-}
-
-
-@pytest.mark.parametrize("spec", PYTREE_SPECS)
-@pytest.mark.parametrize("container", [tuple, list])
-@under([Assignment({}, None), Assignment({"i": "x"}), Assignment({"i": ("y", "x")})])
-def test_containers_and_prefixes_of_them(assignment, spec, container, rng):
-    layer = Layer(normal(rng, 2, 3), normal(rng, 3))
-    inputs = {"p": normal(rng, 8, 2), "q": normal(rng, 8, 4, 2)}
-    in_axes = container(PYTREE_SPECS[spec])
-    outputs, (total, (weight,)) = run(assignment, affine, in_axes, (["i", ...], [...]), layer, inputs)
-    assert_close(outputs, {key: v @ layer.weight + layer.bias for key, v in inputs.items()})
-    assert_close((total, weight), (layer.bias.sum(), layer.weight))
 
 
 @under([Assignment({}, None), Assignment({"i": "x"})])

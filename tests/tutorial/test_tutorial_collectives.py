@@ -72,20 +72,6 @@ def test_collectives_of_pmap(assignment, collective, rng):
     assert_close(run(assignment, over_names, ["i", ...], ["i", ...], x), by_numpy(x))
 
 
-@under(two_axes("rows", "columns", loops=False))
-def test_collectives_over_two_axes_at_once_and_one_after_the_other(assignment, rng):
-    x = normal(rng, 8, 12)
-
-    def body(v):
-        total = lax.psum(v, ("rows", "columns"))
-        centred = v - total / lax.psum(1, ("rows", "columns"))
-        return total, lax.pmax(lax.psum(centred, "rows"), "columns"), lax.pmin(centred, ("columns", "rows"))
-
-    centred = np.float64(x) - np.float64(x).mean()
-    expected = np.float64(x).sum(), centred.sum(0).max(), centred.min()
-    assert_close(run(assignment, body, ["rows", "columns"], [], x), expected)
-
-
 @under(PLACES[::2])
 def test_a_ring_of_shifts_is_a_matrix_product(assignment, rng):
     """A drop-in for a pmapped ring: each element meets all others by passing them on."""

@@ -14,7 +14,6 @@ from jax.nn import one_hot, relu
 from jax.scipy.special import logsumexp
 from tutorial_helpers import Assignment, assert_close, normal, run, under
 
-import xmap_compat
 from xmap_compat import SerialLoop, xmap
 
 BATCH, INPUTS, HIDDEN, CLASSES = 16, 32, 24, 8
@@ -158,22 +157,6 @@ def test_loss_is_one_value_known_to_every_device(assignment, network):
     assert len(loss.addressable_shards) == (8 if assignment.resources else 1)
     for shard in loss.addressable_shards:
         assert_close(shard.data, loss_by_numpy(*network))
-
-
-def test_jax_has_pdot_inside_bodies_only(network):
-    outside = [hasattr(jax.lax, "pdot")]
-    inside = []
-
-    def body(image, weight):
-        inside.append(jax.lax.pdot is xmap_compat.pdot)
-        return jax.lax.pdot(image, weight, "inputs")
-
-    w1, _, images, _ = network
-    result = xmap(body, (["batch", "inputs"], ["inputs", "hidden"]), ["batch", "hidden"])(images, w1)
-    outside.append(hasattr(jax.lax, "pdot"))
-    assert_close(result, images @ w1)
-    assert inside == [True]
-    assert outside == [False, False]
 
 
 def test_looping_over_an_axis_that_the_loss_reduces_is_refused(network):

@@ -121,15 +121,6 @@ def test_name_is_not_read_letter_by_letter(resources, axis, rng):
     assert_close(result, x.sum(axis=tuple(3 if a == 0 else names.index(a) for a in reduced)))
 
 
-@pytest.mark.parametrize("axis", list(itertools.permutations((0, "batch", "out_features"))), ids=str)
-@under([Assignment({}, None), Assignment({"batch": "x", "out_features": "y"}, (2, 3))])
-def test_several_names_and_a_position(assignment, axis, table):
-    def body(x):
-        return [getattr(jnp, reduction)(x, axis=axis) for reduction in REDUCTIONS]
-
-    assert_close(run(assignment, body, FEATURES, [...], table), by_numpy(table, None))
-
-
 @under(FEATURE_PLACES)
 def test_deviation_from_the_mean_uses_names_on_both_sides(assignment, table):
     """A reduced value broadcasts back over the name that it lost."""

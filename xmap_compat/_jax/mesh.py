@@ -23,7 +23,7 @@ WITHOUT_CONTEXTS: dict[str, Any] = {
 }
 contexts = optional("contexts", **WITHOUT_CONTEXTS)
 
-# Part of jit's cache key, as what is in scope decides what bare PartitionSpecs mean.
+# Part of jit's cache key, because the meshes in scope decide what bare PartitionSpecs mean.
 _meshes_in_scope = jax.make_user_context(())
 
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
@@ -36,10 +36,10 @@ class _Entered(NamedTuple):
 
     Attributes:
       mesh: None for the lowest level, outside of all.
-      outside: the mesh of ``jax.set_mesh`` when it was entered.
-      types: the abstract mesh then.
-      found_as: the object that JAX holds for it while it is the innermost, by identity.
-      leave: the function that undoes it.
+      outside: the mesh of ``jax.set_mesh`` when this one was entered.
+      types: the abstract mesh at that time.
+      found_as: the very object that JAX holds while this mesh is the innermost.
+      leave: what to undo when it is left.
     """
 
     mesh: AnyMesh | None
@@ -58,9 +58,9 @@ _entered_meshes = _EnteredMeshes()
 
 
 def ambient_mesh() -> AnyMesh | None:
-    """The mesh in scope: of ``with Mesh`` (also ours), ``jax.set_mesh`` and ``use_abstract_mesh`` the one entered last.
+    """The mesh in scope: the one entered last by ``with Mesh`` (also ours), ``jax.set_mesh`` or ``use_abstract_mesh``.
 
-    One with devices counts before an abstract one of its shape, which stands for it under ``jax.set_mesh`` and in jit.
+    A mesh with devices wins over an abstract one of its shape, which stands for it under ``jax.set_mesh`` and in jit.
     """
     concrete, entered = get_concrete_mesh(), _entered_meshes.stack[-1]
     mesh, outside = entered.mesh, entered.outside
@@ -77,14 +77,14 @@ def ambient_mesh() -> AnyMesh | None:
 
 
 def _is_innermost(entered):
-    return (found := contexts.innermost()[0]) is None or found is entered.found_as
+    return (innermost := contexts.innermost()[0]) is None or innermost is entered.found_as
 
 
 def enter_mesh(mesh: AnyMesh) -> None:
     """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since 0.10.1).
 
     Bare PartitionSpecs mean that mesh, as long as JAX has the state that this sets.  The types of the axes of an
-    abstract mesh are not in effect either.
+    abstract mesh are not in effect.
     """
     _bare_specs_in_jit.enter()
     _push_mesh(mesh)
@@ -99,8 +99,8 @@ def _push_mesh(mesh):
     leave = contextlib.ExitStack()
     is_abstract = isinstance(mesh, jax.sharding.AbstractMesh)
     if not (get_concrete_mesh().empty or in_manual_region()):
-        # Otherwise the devices of jax.set_mesh would count for a whole jit.
-        with contextlib.suppress(ValueError):  # within a jit it cannot be set
+        # Otherwise a jit would run on the devices of jax.set_mesh.
+        with contextlib.suppress(ValueError):  # JAX refuses it while a jit is traced
             leave.enter_context(jax.set_mesh(_EMPTY))
     if is_abstract or (get_concrete_mesh().empty and not in_manual_region()):
         leave.enter_context(jax.sharding.use_abstract_mesh(_EMPTY.abstract_mesh))
@@ -118,7 +118,7 @@ def _enter(entered):
 
 
 def _pop_mesh():
-    # The innermost one may be JAX's, entered before install().
+    # The innermost mesh may be JAX's, entered before install().
     if _is_innermost(_entered_meshes.stack[-1]) and len(_entered_meshes.stack) > 1:
         _entered_meshes.stack.pop().leave.close()
         _leave_forgotten()
@@ -127,16 +127,16 @@ def _pop_mesh():
 
 @contextlib.contextmanager
 def context_of(mesh: AnyMesh) -> Iterator[None]:
-    """Let a shard_map over ``mesh`` be traced although ``jax.set_mesh`` has set another one."""
+    """The context in which a shard_map over ``mesh`` is traced although ``jax.set_mesh`` has set another one."""
     current = jax.sharding.get_abstract_mesh()
     with jax.sharding.use_abstract_mesh(current if current.empty else mesh.abstract_mesh):
         yield
 
 
 def mesh_to_stage(mesh: AnyMesh) -> AnyMesh:
-    """The mesh that a program over a mesh should hold: one without devices, if it is that of ``jax.set_mesh``.
+    """The mesh that a program over ``mesh`` should hold: without devices if it is that of ``jax.set_mesh``.
 
-    Only the abstract mesh of that one is part of jit's cache key: the program is reused for other devices.
+    Only the abstract mesh of the latter is part of jit's cache key, so the program is reused for other devices.
     """
     return mesh.abstract_mesh if get_concrete_mesh() == mesh else mesh
 
@@ -170,9 +170,9 @@ contexts.bare_specs(_bare_specs_in_jit)
 
 
 def restore_mesh_context(restoration: Restoration) -> None:
-    """``with jax.sharding.Mesh(...)`` as it was: no deprecation warning (since 0.10.1), seen by xmap and bare specs.
+    """Restore ``with jax.sharding.Mesh(...)``: without a warning (since 0.10.1), and seen by xmap and bare specs.
 
-    It sets the same state as JAX's own context, so that a block may outlive the restoration.
+    It sets the same state as JAX's own context, so that a ``with`` block may outlive the restoration.
     """
     if contexts.innermost()[0] is None:
         return
@@ -182,7 +182,7 @@ def restore_mesh_context(restoration: Restoration) -> None:
         return self
 
     def exit(self, *exc_info, exiting=sys.is_finalizing):
-        if not exiting():  # the names of modules are gone then
+        if not exiting():  # when Python exits, the names of modules are gone
             _pop_mesh()
 
     restoration.attribute(jax.sharding.Mesh, "__enter__", enter)
@@ -191,9 +191,9 @@ def restore_mesh_context(restoration: Restoration) -> None:
 
 
 def assign_mesh(mesh: jax.sharding.Mesh) -> None:
-    """Put ``mesh`` in the place of this thread's innermost entered mesh, or of none.
+    """Replace this thread's innermost entered mesh by ``mesh``; enter it if there is none.
 
-    The mesh of ``jax.set_mesh`` is not kept beyond it (a program that saves the environment assigns it back).
+    The mesh of ``jax.set_mesh`` itself counts as no mesh: a program that saves the environment assigns it back.
     """
     entered = _entered_meshes.stack[-1]
     mesh = _EMPTY if mesh is get_concrete_mesh() else mesh
@@ -213,6 +213,6 @@ def forget_assigned_mesh() -> None:
 
 
 def _leave_forgotten():
-    """A mesh that was forgotten leaves jit's cache key once all contexts inside of it are left."""
+    """Remove a forgotten mesh from jit's cache key, once all contexts inside of it are left."""
     if len(_entered_meshes.stack) == 1 and _entered_meshes.stack[0].mesh is None:
         _entered_meshes.stack[0].leave.close()

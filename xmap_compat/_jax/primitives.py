@@ -19,14 +19,14 @@ Primitive = jex_core.Primitive
 
 
 def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
-    """Bind one primitive on operands as they are; results always as a list."""
+    """Bind one primitive on operands as they are, and return its results as a list, even a single one."""
     bound = bind_params(primitive, params)
     subfuns = () if VERSION >= (0, 9, 2) else bound.pop("subfuns", ())
     out = primitive.bind(*subfuns, *operands, **bound)
     return list(out) if primitive.multiple_results else [out]
 
 
-# A dimension that a primitive is batched over: its size, and where each operand has it once the outer ones are removed.
+# A dimension that a primitive is batched over: its size, and its position in each operand without the outer ones.
 Level = tuple[int, Sequence[int | None]]
 
 
@@ -59,8 +59,8 @@ def define_named_primitive(
     Args:
       abstract_eval: ``(*operands, **params) -> (shape, dtype)`` on types without named axes.
       bind: binds the primitive, for its derivatives.
-      cotangent: ``(cotangent, index, operands, **params)``: that of the operand at ``index``, of which only the
-        type is given.
+      cotangent: ``(cotangent, index, operands, **params)``: the cotangent of the operand at ``index``, which is
+        given by its type only.
       batch: ``(operands, dims, name=, **params) -> (result, dim)`` for one vmap, which may bind the axis ``name``.
 
     It has no lowering: a collective exists only until its axes are resolved.
@@ -106,7 +106,7 @@ def define_named_primitive(
 def define_cut(name: str, tangent: Callable[..., Any]) -> Any:
     """A primitive ``(x, mask, **params) -> x`` whose derivative is ``tangent(that of x, mask, **params)``.
 
-    The tangent must be its own transpose.  Leading dimensions of the mask are those of x, or of one element.
+    The tangent must be its own transpose.  The dimensions of the mask are the leading ones of x, or have one element.
     """
     primitive = Primitive(name)
     primitive.def_impl(lambda x, mask, **params: x)
@@ -132,9 +132,9 @@ def define_cut(name: str, tangent: Callable[..., Any]) -> Any:
 
 
 def define_device_check(name: str, refuse: Callable[[Any, Any, int], Exception]) -> Any:
-    """An identity that can be lowered for as many devices only as its mesh has: for others ``refuse`` makes the error.
+    """An identity that is lowered only for as many devices as its mesh has.
 
-    It has parameters ``axes`` and ``sizes``, the mesh; ``refuse(axes, sizes, devices)``.
+    Its parameters ``axes`` and ``sizes`` say which mesh; ``refuse(axes, sizes, devices)`` makes the error for others.
     """
     primitive = Primitive(name)
     _define_linear(primitive, primitive, lambda shape, sizes: shape, lambda x, dim: (x, dim))
@@ -161,7 +161,7 @@ def define_dual_primitives(
     Args:
       shapes: ``(shape, sizes) -> shape`` of the result.
       batch_dims: ``(operand, mapped dimension) -> (operand with it moved aside, dimension in the result)``.
-      over_own: ``(operand, mapped dimension or None, size) -> (result, dimension)`` where a vmap binds their one axis.
+      over_own: ``(operand, mapped dimension or None, size) -> (result, dimension)`` where a vmap binds the only axis.
     """
     first, second = Primitive(names[0]), Primitive(names[1])
     _define_linear(first, second, shapes[0], batch_dims[0], over_own[0])

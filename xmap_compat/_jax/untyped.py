@@ -1,4 +1,4 @@
-"""Call operations that have no varying mesh axes in their types or lowerings as they are called outside."""
+"""Calls of operations whose types or lowerings know no varying mesh axes: they run as outside of a ``shard_map``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _plain_jaxpr(fun, avals):
     return plainly(lambda: jax.make_jaxpr(fun)(*types))
 
 
-# A call of a jaxpr without varying types among values that have them.
+# A call of a jaxpr whose types do not vary, on values whose types do.
 untyped_call_p = Primitive("untyped_call")
 untyped_call_p.multiple_results = True
 
@@ -51,7 +51,7 @@ def _batch_untyped_call(args, dims, *, jaxpr):
 
 
 def _jvp_untyped_call(primals, tangents, *, jaxpr):
-    """The tangents are a call of their own, which is linear in those of the operands."""
+    """The tangents are a call of their own, which is linear in the tangents of the operands."""
     moving = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
     inexact = [k for k, aval in enumerate(jaxpr.out_avals) if aval.to_tangent_aval().dtype != jax.dtypes.float0]
 
@@ -61,9 +61,9 @@ def _jvp_untyped_call(primals, tangents, *, jaxpr):
         return jax.jvp(fun, tuple(primals[k] for k in moving), tangents)[1]
 
     outs = untyped_call_p.bind(*primals, jaxpr=jaxpr)
-    found = dict(zip(inexact, _untyped_call(pushed, *primals, *(tangents[k] for k in moving))))
+    out_tangents = dict(zip(inexact, _untyped_call(pushed, *primals, *(tangents[k] for k in moving))))
     zeros = (ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs)
-    return outs, [found.get(k, zero) for k, zero in enumerate(zeros)]
+    return outs, [out_tangents.get(k, zero) for k, zero in enumerate(zeros)]
 
 
 def _transpose_untyped_call(cts, *operands, jaxpr):
@@ -71,17 +71,17 @@ def _transpose_untyped_call(cts, *operands, jaxpr):
     known = [x for x in operands if not ad.is_undefined_primal(x)]
 
     def pulled(*args):
-        given = iter(args)
-        primals = [None if k in linear else next(given) for k in range(len(operands))]
+        rest = iter(args)
+        primals = [None if k in linear else next(rest) for k in range(len(operands))]
         fun = lambda *xs: _call_with(jaxpr, primals, linear, xs)  # noqa: E731
-        return jax.linear_transpose(fun, *(jaxpr.in_avals[k] for k in linear))(list(given))
+        return jax.linear_transpose(fun, *(jaxpr.in_avals[k] for k in linear))(list(rest))
 
-    found = dict(zip(linear, _untyped_call(pulled, *known, *map(ad.instantiate_zeros, cts))))
-    return [found.get(k) for k in range(len(operands))]
+    cotangents = dict(zip(linear, _untyped_call(pulled, *known, *map(ad.instantiate_zeros, cts))))
+    return [cotangents.get(k) for k in range(len(operands))]
 
 
 def _call_with(jaxpr, args, where, values):
-    """The results of a jaxpr where some arguments are replaced."""
+    """The results of a jaxpr for its arguments, of which those at the positions ``where`` are replaced."""
     return jex_core.jaxpr_as_fun(jaxpr)(*{**dict(enumerate(args)), **dict(zip(where, values))}.values())
 
 

@@ -1,32 +1,24 @@
-"""Stage 1 of a call: what the user has declared, and the arguments of a call bound to it."""
+"""Stage 1 of a call: the arguments of xmap, parsed, and those of a call, bound to their specs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
+from xmap_compat.core.errors import LEGACY, quoted, reference_from_outside
+from xmap_compat.core.fit import broadcast_specs, check_argument, check_containers, infer_sizes
 from xmap_compat.core.placement import Resources
-from xmap_compat.core.specs import (
-    AxisName,
-    AxisSpec,
-    argument_path,
-    broadcast_specs,
-    check_argument,
-    check_containers,
-    infer_sizes,
-    spec_names,
-)
+from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, spec_names
 
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """What the user asked of xmap, parsed."""
+    """The arguments that the user gave to xmap, parsed."""
 
     fun: Callable[..., Any]
     name: str
@@ -54,7 +46,7 @@ class Declaration:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What a call was given, flattened once.
+    """The arguments of a call, flattened once.
 
     Attributes:
       leaves, paths, specs: each array or scalar, its path (``args[0]['w']``), and its spec.
@@ -91,20 +83,33 @@ def _positional_type(leaf, spec):
 
 def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     """Stage 1 of a call: give each argument its spec and infer the axis sizes; raise where they do not fit."""
-    found, tree = jax.tree_util.tree_flatten_with_path(args)
+    by_path, tree = jax.tree_util.tree_flatten_with_path(args)
     needed = [name for name in spec_names(declared.in_specs) if name not in declared.sizes]
     if needed and not args:
-        raise errors.size_not_inferred(needed, called_without=declared.name)
+        raise _size_not_inferred(needed, called_without=declared.name)
     specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
     check_containers("in_axes", specs, args, "args")
-    paths = [argument_path(path, "args") for path, _ in found]
-    leaves = [leaf for _, leaf in found]
+    paths = [argument_path(path, "args") for path, _ in by_path]
+    leaves = [leaf for _, leaf in by_path]
     shapes = [jnp.shape(leaf) for leaf in leaves]
     for spec, shape, path, leaf in zip(specs, shapes, paths, leaves):
         if _jax.is_reference(leaf):
-            raise errors.reference_from_outside(path)
+            raise reference_from_outside(path)
         check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
     sizes = infer_sizes(specs, shapes, paths, declared.sizes)
     if unknown := [name for name in declared.names if name not in sizes]:
-        raise errors.size_not_inferred(unknown)
+        raise _size_not_inferred(unknown)
     return Arguments(tuple(leaves), tuple(paths), tuple(specs), tree, sizes)
+
+
+def _size_not_inferred(names: Iterable[Hashable], called_without: str = "") -> ValueError:
+    ours = (
+        f"There are no arguments. Call {called_without} with its arguments; its plan also takes "
+        "jax.ShapeDtypeStruct(shape, dtype)"
+    )
+    if not called_without:
+        ours = (
+            f"No array has the axes {quoted(names)}, as containers in the place of arguments are empty. Give their "
+            "sizes in axis_sizes"
+        )
+    return ValueError(f"{ours}{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,8 @@ from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.arguments import Arguments, Declaration, bind_arguments
 from xmap_compat.core.collectives import collectives_in
+from xmap_compat.core.errors import LEGACY, as_set, quoted, show, subject
+from xmap_compat.core.fit import broadcast_specs, check_containers, check_result
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import axes
@@ -26,15 +28,7 @@ from xmap_compat.core.placement import (
     enclosing_bodies,
     place_axes,
 )
-from xmap_compat.core.specs import (
-    AxisName,
-    AxisSpec,
-    argument_path,
-    broadcast_specs,
-    check_containers,
-    check_result,
-    spec_names,
-)
+from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.trace import NamedProgram, trace_program
 
 
@@ -93,7 +87,7 @@ def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placem
 
 
 class _Traced(NamedTuple):
-    """Stage 3: the program, and what is known with it: the mesh axes that nested calls may use."""
+    """Stage 3: the program with its specs and scope, and the mesh axes that calls in it may use."""
 
     program: NamedProgram
     out_specs: tuple[AxisSpec, ...]
@@ -116,7 +110,7 @@ def _check(
     """Stage 4: what varies over what, and whether each result fits its spec."""
     program, out_specs, body, mesh_axes = traced
     nested = bool(enclosing_bodies())
-    # They are axes of the outermost xmap, but two nested xmaps must not need the same one either.
+    # Mesh axes are named axes of the outermost xmap only, but no value of a nested one may need one of them twice.
     checker = Checker({**placements, **mesh_axes}, declared.name)
     placements = placements if nested else {**placements, **mesh_axes}
     _check_outer_names(program, placements)
@@ -132,31 +126,31 @@ def _check(
 
 
 def _own_elements(declared, checker, program, input_names, mesh_axes):
-    """The mesh axes along which arguments may be undeclared results, if a collective depends on it."""
+    """The mesh axes along which arguments may differ although no spec says so, if a collective depends on that."""
     if not (declared.undeclared and undeclared.exist.value):
         return {}
     own = undeclared.own_elements(mesh_axes, current_scope().mesh)
-    found = Checker(checker.placements | own, declared.name)
-    found.results(program.jaxpr, undeclared.names_at_entry(program.consts, input_names, found.placements))
-    return {name: place for name, place in own.items() if name in found.met}
+    with_own = Checker(checker.placements | own, declared.name)
+    with_own.results(program.jaxpr, undeclared.names_at_entry(program.consts, input_names, with_own.placements))
+    return {name: place for name, place in own.items() if name in with_own.met}
 
 
 def _check_outer_names(program, placements):
     """Raise if the program names an axis of a vmap around the xmap, or if such an axis and a mesh axis share a name.
 
-    Our shard_map cannot reach the axis of a vmap.  JAX (to 0.12) takes the mesh axis for the other of its name.
+    Our shard_map cannot reach the axis of a vmap.  JAX (to 0.12) confuses a mesh axis with another axis of its name.
     """
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
     if taken := frozenset(filter(_jax.is_bound, _mesh_axes_used(program, placements))):
-        raise errors.mesh_axis_around(taken)
+        raise _mesh_axis_around(taken)
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
     if not outer:
         return
     shard_maps = (eqn for eqn, _ in _jax.walk(program.jaxpr, once=True) if isinstance(_jax.read(eqn), _jax.ShardMap))
     if inside := next(shard_maps, None):
         raise errors.shard_map_inside(_jax.where_in_user_code(inside))
-    raise errors.outer_names(sorted(outer, key=str))
+    raise _outer_names(sorted(outer, key=str))
 
 
 def _mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placement]) -> frozenset[Hashable]:
@@ -169,9 +163,9 @@ def _placements(declared, arguments, scope):
     sizes, enclosing = arguments.sizes, enclosing_bodies()
     shadowed = [name for name in sizes if any(name in body.sizes for body in enclosing)]
     if shadowed:
-        raise errors.shadowed_names(shadowed, _jax.where_now())
+        raise _shadowed_names(shadowed, _jax.where_now())
     if enclosing and enclosing[-1].scope.mesh != scope.mesh:
-        raise errors.mesh_changed()
+        raise _mesh_changed()
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
     placements = place_axes(ordered, declared.resources, scope, arguments.origins)
     _check_backend(declared.backend, scope, placements)
@@ -186,7 +180,8 @@ def _check_backend(backend, scope, placements):
         return
     platform = platform_of(scope.mesh)
     if platform is not None and platform != jax.devices(backend)[0].platform:
-        raise errors.mesh_of_other_backend(backend, platform)
+        wanted, advice = f"{platform!r}, as the mesh in scope", f"Leave it out, or enter a mesh of {backend!r} devices"
+        raise errors.should_be("backend", wanted, backend, ValueError, advice)
 
 
 def _bind_results(declared, program, sizes):
@@ -194,8 +189,6 @@ def _bind_results(declared, program, sizes):
     if not program.out_types and not jax.tree.leaves(declared.out_specs) and declared.out_specs == ():
         raise errors.no_results()
     specs = declared.out_specs
-    if tree is None and spec_names(specs):
-        raise errors.not_a_prefix("out_axes", declared.out_source, ("result", "names", "None", ()))
     if isinstance(specs, list) and isinstance(tree, tuple):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
@@ -218,7 +211,7 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
         wanted = frozenset(spec.position_of())
         extra = [n for n in checker.placements if n in names - wanted and not isinstance(n, OwnElement)]
         if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
-            raise errors.undeclared_output(path, spec.source, extra)
+            raise _undeclared_output(path, spec.source, extra)
         if extra:
             undeclared.warn(path, extra)
         undeclared_axes.append(tuple(extra))
@@ -232,7 +225,7 @@ def _check_broadcast(checker, path, present, broadcast):
         for other in sorted(present, key=str):
             shared = checker.placements[name].resources & checker.placements[other].resources
             for resource in sorted(shared, key=str):
-                raise errors.output_broadcast_meets(checker.fun, path, name, resource, other)
+                raise _output_broadcast_meets(checker.fun, path, name, resource, other)
 
 
 def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> PartitionSpec:
@@ -243,3 +236,51 @@ def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> Par
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
+    return TypeError(
+        f"The xmap at {where} has axes {quoted(sorted(names, key=str))}, as has an xmap around it. Rename its axes"
+        f"{LEGACY}Detected disallowed xmap axis name shadowing"
+    )
+
+
+def _mesh_changed() -> RuntimeError:
+    return RuntimeError(
+        "The body of an xmap enters another mesh. Enter one mesh around the outermost xmapped call"
+        f"{LEGACY}Changing the physical mesh is not allowed inside xmap."
+    )
+
+
+def _mesh_axis_around(names: Iterable[Hashable]) -> ValueError:
+    return ValueError(
+        f"The xmap is split over mesh axes {as_set(names)}, but a transformation around it (such as vmap with an "
+        "axis_name) has axes of the same names, which JAX would take for those of the mesh. Rename one of them"
+    )
+
+
+def _outer_names(names: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"The function uses the axes {quoted(names)} of a transformation around the xmap (such as vmap with an "
+        "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes of the xmap"
+    )
+
+
+def _undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeError:
+    names = quoted(extra)
+    return TypeError(
+        f"{subject(path)} varies over {names}, but its out_axes {show(spec)} do not name "
+        f"{names}. Add {names} to out_axes, or reduce over {names} in the function{LEGACY}One of xmap results has an "
+        f"out_axes specification of {show(spec)}, but is actually mapped along more axes"
+    )
+
+
+def _output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, present: Hashable) -> TypeError:
+    return errors.resource_conflict(
+        f"{subject(path)} varies over `{present}` and its out_axes add `{name}`, but both axes are mapped to the "
+        f"resource `{resource}`. Map one of them to another resource, or reduce over `{present}` in the function"
+        f"{LEGACY}One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to"
+    )

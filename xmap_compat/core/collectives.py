@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
 from xmap_compat.core.parameters import (
     Names,
     Params,
@@ -81,11 +80,18 @@ def check_parameters(primitive: str, params: Params, size: int, where: str) -> N
     """Raise if names or indices in a collective's parameters are invalid, or do not fit ``size`` elements together."""
     row = COLLECTIVES[primitive]
     if positions(params) and not row.reduces:
-        raise errors.integer_in_collective(primitive, positions(params)[0], where)
+        raise _integer_in_collective(primitive, positions(params)[0], where)
     if row.check is not None:
         row.check(params, size, where)
     if has_groups(params):
         check_groups(primitive, params, size, where)
+
+
+def _integer_in_collective(primitive: str, axis: int, where: str) -> NameError:
+    return NameError(
+        f"{primitive} at {where} got {axis} for an axis name. Collectives read an integer as a position (dimension), "
+        f"and {primitive} takes names only. Name the axis by a string"
+    )
 
 
 def has_groups(params: Params) -> bool:

@@ -33,7 +33,7 @@ class Factor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceView:
-    """The properties of one device that evaluation needs.
+    """The axes of one xmap as a device knows them.
 
     Attributes:
       placements: every axis of this xmap.
@@ -44,8 +44,8 @@ class DeviceView:
       in_users_shard_map: whether the xmap is called in the user's own ``shard_map``: values may vary over its mesh
         axes, which names do not show.
       gathers_vary: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
-      untyped: whether types do not tell what varies, as results differ between devices that must not in a type.
-      casts: the results of :func:`cast_to` for a value and some names, with the trace.  Several uses share a cast: in a
+      untyped: whether types do not tell what varies, because results differ between devices where no type may say so.
+      casts: the results of :func:`cast_to`, by value and names, each with its trace.  Several uses share a cast: in a
         gradient their cotangents are added on each device, and summed over devices once.
     """
 
@@ -106,13 +106,13 @@ class DeviceView:
         return math.prod(self.placement_of(n).size for n in names)
 
     def factors(self, names: Iterable[AxisName]) -> list[Factor]:
-        """The factors that axes are cut into, major first: the mesh axes of each axis, then its own local dimension."""
-        cut: list[Factor] = []
+        """The factors of axes, major first: the mesh axes of each axis, then its own local dimension."""
+        factors: list[Factor] = []
         for name in names:
-            cut.extend(Factor(False, m, self.mesh_size(m)) for m in self.placement_of(name).mesh_axes)
+            factors.extend(Factor(False, m, self.mesh_size(m)) for m in self.placement_of(name).mesh_axes)
             if self.has_local_dim(name):
-                cut.append(Factor(True, name, self.placements[name].local_size))
-        return cut
+                factors.append(Factor(True, name, self.placements[name].local_size))
+        return factors
 
     def factors_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Factor], list[Factor]]:
         """The same factors as two lists: mesh axes in the order of the mesh, and local dimensions."""
@@ -160,7 +160,7 @@ def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> N
 
 
 def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
-    """Cast operands of one primitive to the same mesh axes where names do not show them: primitives add no casts."""
+    """Cast operands of one primitive to the same mesh axes, those that names do not show: primitives add no casts."""
     if not (view.in_users_shard_map or view.gathers_vary):
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
@@ -237,7 +237,7 @@ def gather_over(view: DeviceView, value: NamedValue, names: AxisNames, to: str =
 
 
 def without_single(view: DeviceView, data: Any, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
-    """A value whose axes have a dimension each, without those of one element."""
+    """A value from data with a dimension for each axis: those that are no local dimensions are squeezed."""
     single = [k for k, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
     kept = tuple(n for k, n in enumerate(dims) if k not in single)
     return NamedValue(lax.squeeze(data, single) if single else data, kept, names)
@@ -256,7 +256,7 @@ def laid_out(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[A
 
 
 def as_operand(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -> NamedValue:
-    """The operand of a collective over axes: each device's own value is one of its elements of these."""
+    """The operand of a collective over axes: an undeclared result that differs between devices varies over them."""
     names = operand_names(value.names, axes, view.placements)
     if names == value.names:
         return value

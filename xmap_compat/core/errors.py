@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-import numpy as np
 from jax.errors import JAXTypeError
 
 
@@ -57,22 +54,9 @@ def did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
 
 # Legacy's sentence follows ours where legacy had one: people search for it.
 LEGACY = "\nLegacy's words: "
-_PARTITION_SPEC = "a PartitionSpec has a meaning in jit and shard_map only"
-_FEWER = "Name fewer dimensions, or pass an array that has them"
 
 
-def _dimensions(count: int) -> str:
-    return "one dimension" if count == 1 else f"{count} dimensions"
-
-
-def _exactly(spec: Any, rank: int, found: int) -> str:
-    """Say what a list without an ellipsis requires, and what to do."""
-    other = "the other" if found == rank + 1 else "the others"
-    advice = f"Write {show([*spec, ...])} or name {other}" if found > rank else _FEWER
-    return f"{_dimensions(rank)}. {advice}"
-
-
-def _result(path: str) -> str:
+def subject(path: str) -> str:
     return "The result" if path == "result" else path
 
 
@@ -86,69 +70,6 @@ def should_be(what: str, wanted: str, got: Any, error: type[Exception] = TypeErr
 # ------------------------------------------------------------- axis specifications
 
 
-def bad_spec(where: str, spec: Any, path: str) -> TypeError:
-    return TypeError(
-        f"{path} is {show(spec)}, which is not an axis specification{_spec_meant(spec)}"
-        f"{LEGACY}Value mapping specification in xmap {where} pytree can be either"
-    )
-
-
-def _spec_meant(spec: Any) -> str:
-    """What to write instead of an invalid specification, if that can be guessed."""
-    if spec is ... or (isinstance(spec, str) and spec == "..."):
-        return ". Write [...] where no dimension is named"
-    if isinstance(spec, str):
-        return f". Write [{spec!r}, ...] for the leading dimension"
-    if isinstance(spec, jax.sharding.PartitionSpec):
-        return f": {_PARTITION_SPEC}. Write a list of names, e.g. ['i', ...]"
-    if isinstance(spec, (set, frozenset)):
-        return ". A set has no order: write a list, or {position: name}"
-    if isinstance(spec, (int, np.integer)):
-        leading = "['name', ...] or " if spec == 0 else ""
-        return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
-    if isinstance(spec, dict) and all(isinstance(value, (int, np.integer)) for value in spec.values()):
-        return f". Write it the other way round: {show({value: key for key, value in spec.items()})}"
-    return ". Write a list of names, or {position: name} with integers for positions"
-
-
-def misplaced_ellipsis(spec: Any, path: str) -> ValueError:
-    return ValueError(
-        f"{path} is {show(spec)}, but an ellipsis can only end a list of axis names. Use a dictionary to name "
-        "dimensions that are not leading, e.g. {0: 'i', 2: 'j'}"
-    )
-
-
-def bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
-    reason, remedy = "it must be hashable, and neither None nor an ellipsis", "Use a string instead"
-    if isinstance(name, str):
-        reason, remedy = f"`{name!r}` is a string", "Write `...`"
-    if isinstance(name, tuple):
-        reason = "JAX reads a tuple as several names"
-    if isinstance(name, jax.sharding.PartitionSpec):
-        reason, remedy = _PARTITION_SPEC, "Name the dimensions of an array with a list, e.g. ['i', ...]"
-    if isinstance(name, (bool, np.bool_)):
-        reason = "JAX reads a truth value as the position 0 or 1"
-    if isinstance(name, (list, dict)) and isinstance(spec, tuple) and spec[-1] is ...:
-        remedy = "A tuple that ends in ... is one specification: for an argument without names write [...] or {}"
-    seen = f"{path} is {show(spec)}, but" if spec is not None else f"In {where},"
-    return TypeError(f"{seen} {show(name)} cannot be used as an axis name: {reason}. {remedy}")
-
-
-def negative_axis(where: str, spec: Any, path: str) -> ValueError:
-    return ValueError(
-        f"{path} is {show(spec)}, but a position cannot be negative. Count from the first dimension"
-        f"{LEGACY}xmap doesn't support negative axes in {where}"
-    )
-
-
-def repeated_name(where: str, spec: Any, path: str) -> ValueError:
-    diagonal = ". For a diagonal, call jnp.diagonal before" if where == "in_axes" else ""
-    return ValueError(
-        f"{path} is {show(spec)}, which repeats a name. Give each dimension its own name{diagonal}"
-        f"{LEGACY}Named axes should be unique within each {where} argument specification"
-    )
-
-
 def no_results() -> ValueError:
     return ValueError(
         "The xmapped function has no results. Return at least one array, and name its dimensions in out_axes"
@@ -156,91 +77,7 @@ def no_results() -> ValueError:
     )
 
 
-def not_a_prefix(
-    where: str, specs: Any, parting: tuple[str, str, str, Sequence[Any]], is_of_xmap: bool = True
-) -> ValueError:
-    """``parting``: where the trees differ first, what spec and value have there, and keys that the spec lacks."""
-    place, asked, found, missing = parting
-    same = "keys" if asked[:6] == found[:6] == "a dict" else "structure, or one specification for all of it"
-    advice = f". Give both the same {same}"
-    ours = f"{_result(place)} is {found}, but {where} has {asked} for it"
-    if missing:
-        keys = ", ".join(f"{key!r}: [...] or {{}}" for key in missing)
-        path = where + place.removeprefix("args").removeprefix("result").removeprefix("local")
-        ours, advice = f"{path} lacks {', '.join(map(repr, missing))}, which {place} has", f": add {keys}"
-    elif (found, place) == ("None", "result"):
-        ours, advice = "The function returned None", " (is a `return` missing?), but out_axes have names"
-    elif asked == "None":
-        advice = ". Write {} for what is not mapped"
-    elif where == "in_axes" and place == "args":
-        is_tuple = asked.startswith(found[: found.rfind(" ")])
-        advice = ". Write in_axes as a tuple, with an entry for each argument"
-        advice = ". Call it with as many arguments as in_axes has entries" if is_tuple else advice
-    legacy = f"{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value"
-    return ValueError(f"{ours}{advice}. The {where} here: {show(specs)}{legacy if is_of_xmap else ''}")
-
-
-def argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[int]) -> ValueError:
-    return ValueError(
-        f"{path} has shape {tuple(shape)}, but {show(spec)} needs at least {_dimensions(needed)}. {_FEWER}"
-        f"{LEGACY}One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at "
-        f"least {needed} dimensions"
-    )
-
-
-def scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
-    return TypeError(
-        f"{path} is a Python scalar, but {show(spec)} needs at least {_dimensions(needed)}. Pass an array with a "
-        f"dimension for each name{' (a list of numbers is a pytree of scalars)' if path.count('[') > 1 else ''}"
-    )
-
-
-def output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> ValueError:
-    return ValueError(
-        f"{_result(path)} has {_dimensions(ndim)} without its named axes, but its out_axes {show(spec)} need at least "
-        f"{needed}. Put the named axes at lower positions"
-        f"{LEGACY}One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result"
-    )
-
-
-def rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int], where: str) -> ValueError:
-    of, included = ("argument", "") if where == "in_axes" else ("output", ", named axes included")
-    return ValueError(
-        f"{_result(path)} has shape {tuple(shape)}{included}, but {show(spec)} names exactly "
-        f"{_exactly(spec, rank, len(shape))}"
-        f"{LEGACY}xmap {of} has an {where} specification of {show(spec)}, which asserts that it"
-    )
-
-
 # ------------------------------------------------------------------------ sizes
-
-
-def size_conflict(
-    name: Hashable, known: int, origin: str, shape: Sequence[int], spec: Any, dim: int, path: str, is_for_all: bool
-) -> ValueError:
-    advice = "If these are different axes, give them different names. If they are one, pass arrays of one length"
-    if is_for_all:
-        advice = "One in_axes is for all arguments. To tell them apart, write a tuple, with {} for what is not mapped"
-    return ValueError(
-        f"Axis `{name}` has size {known} in {origin}, but size {shape[dim]} in {path}, dimension {dim} of its shape "
-        f"{tuple(shape)}. {advice}"
-        f"{LEGACY}The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
-        f"{tuple(shape)} with in_axes specification {show(spec)}. Shape mismatch occurs in dimension {dim}: "
-        f"{shape[dim]} != {known}"
-    )
-
-
-def size_not_inferred(names: Iterable[Hashable], called_without: str = "") -> ValueError:
-    ours = (
-        f"There are no arguments. Call {called_without} with its arguments; its plan also takes "
-        "jax.ShapeDtypeStruct(shape, dtype)"
-    )
-    if not called_without:
-        ours = (
-            f"No array has the axes {quoted(names)}, as containers in the place of arguments are empty. Give their "
-            "sizes in axis_sizes"
-        )
-    return ValueError(f"{ours}{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}")
 
 
 def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: int, origin: str) -> ValueError:
@@ -283,27 +120,6 @@ def _loop_meant(resource: Any) -> str:
     return f". To compute an axis in {resource} chunks write SerialLoop({resource})" if type(resource) is int else ""
 
 
-def unknown_axes(unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> ValueError:
-    """``unknown``: axes that the call does not have, and the resources that they are given."""
-    turned = {r: name for name, entries in unknown.items() for r in entries if r in known}
-    meant = f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unknown, known)
-    return ValueError(
-        f"axis_resources has entries for {quoted(unknown)}, which neither in_axes nor axis_sizes name: the axes of "
-        f"this xmap are {quoted(known) or 'none'}{meant or '. Name one of these, or leave the entry out'}"
-        f"{LEGACY}All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
-        f"missing: {as_set(unknown)}"
-    )
-
-
-def misplaced_resource(name: Hashable, resources: Any, is_repeated: bool) -> ValueError:
-    ours = f"axis_resources give `{name}` the resources {resources!r}, but"
-    if is_repeated:
-        legacy = "Resource assignment of a single axis must be a tuple of distinct resources"
-        return ValueError(f"{ours} one of these is repeated. Name each resource once{LEGACY}{legacy}")
-    legacy = "Loop resources should come after mesh axes in the resource assignment of an axis"
-    return ValueError(f"{ours} loops come last. Write the mesh axes first{LEGACY}{legacy}")
-
-
 def loop_name_taken(name: Hashable) -> ValueError:
     return ValueError(
         f"serial_loop cannot have the name {name!r}, which a mesh axis or a loop in scope has. Give it another name"
@@ -315,77 +131,6 @@ def mesh_shadows_loops(names: Iterable[Hashable]) -> ValueError:
     return ValueError(
         f"The mesh has axes {quoted(names)}, as have serial loops in scope. Give the loop or the mesh axis another name"
         f"{LEGACY}Cannot update the mesh of the current resource environment"
-    )
-
-
-def bad_mesh(shape: Sequence[int], names: Sequence[Any]) -> ValueError:
-    return ValueError(
-        f"A mesh needs one axis name for each dimension of its device array, but got devices of shape {tuple(shape)} "
-        f"and the names {names!r}. Write the names in one tuple, ('x', 'y'), or reshape the devices"
-    )
-
-
-def bad_mesh_devices(found: Any) -> TypeError:
-    return TypeError(
-        "The first argument of a mesh should be a rectangular array (or a list) of JAX devices, but it contains "
-        f"{found!r} of type {type(found).__name__}. Write mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))"
-    )
-
-
-def repeated_mesh_device(device: Any) -> ValueError:
-    return ValueError(f"A mesh should have each device once, but {device!r} appears more than once. Leave one out")
-
-
-def empty_mesh(names: Sequence[Any]) -> ValueError:
-    return ValueError(f"mesh needs at least one device, but got none for the axis names {names!r}. Pass jax.devices()")
-
-
-def loop_collective(name: Hashable, where: str) -> RuntimeError:
-    return RuntimeError(
-        f"The function refers to `{name}` at {where}, but axis_resources assign a serial loop to `{name}`. Remove the "
-        f"loop, or the collective{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside "
-        "the xmapped computation"
-    )
-
-
-def integer_in_collective(primitive: str, axis: int, where: str) -> NameError:
-    return NameError(
-        f"{primitive} at {where} got {axis} for an axis name. Collectives read an integer as a position (dimension), "
-        f"and {primitive} takes names only. Name the axis by a string"
-    )
-
-
-def mesh_changed() -> RuntimeError:
-    return RuntimeError(
-        "The body of an xmap enters another mesh. Enter one mesh around the outermost xmapped call"
-        f"{LEGACY}Changing the physical mesh is not allowed inside xmap."
-    )
-
-
-def lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int) -> ValueError:
-    return ValueError(
-        f"An xmap over the abstract mesh ({axes_text(dict(zip(axes, sizes)))}) of {math.prod(sizes)} devices is "
-        f"lowered for {devices}. Give the arguments shardings over that mesh, and call trace(*args).lower("
-        "lowering_platforms=('cuda',)). To run it, enter a Mesh of devices"
-    )
-
-
-def ordered_callback(primitive: str, axes: Iterable[Hashable], where: str) -> ValueError:
-    return ValueError(
-        f"An argument of {primitive}(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "
-        f"named axis have no order. Leave out ordered=True{LEGACY}Cannot `vmap` ordered IO callback"
-    )
-
-
-def callback_in_control_flow(axes: Iterable[Hashable], where: str, is_repeated: bool) -> NotImplementedError:
-    if is_repeated:
-        return NotImplementedError(
-            f"The io_callback at {where} does not vary over {as_set(axes)}, but is in a loop or branch that each "
-            "iteration of the serial loop runs anew. Call it outside of that loop or branch"
-        )
-    return NotImplementedError(
-        f"Not all elements of {as_set(axes)} reach the io_callback at {where}: they take different branches, or leave "
-        "a loop earlier. Call it outside of these, and give it the predicate as an argument"
     )
 
 
@@ -401,78 +146,14 @@ def token(what: str) -> NotImplementedError:
     return NotImplementedError(f"{what} is a token, but effects in an xmapped function have no order. Leave it out")
 
 
-def container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeError:
-    of, it = ("results of", "Return") if where == "out_axes" else ("arguments of", "Pass")
-    return TypeError(
-        f"{path} is a {kind}, which holds a shape beside its arrays, so {where} {show(spec)} cannot name dimensions of "
-        f"it. {it} its arrays (data and indices of a BCOO) as {of} their own, and make the {kind} from them"
-    )
-
-
-def collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplementedError:
-    return NotImplementedError(
-        f"{primitive} over {', '.join(map(repr, axes))} in a jax.vmap of the body cannot be computed: JAX has no right "
-        "batching rule for it. Give the mapped dimension a name in in_axes of the xmap instead"
-    )
-
-
-def spmd_vmap(axes: Iterable[Hashable]) -> NotImplementedError:
-    return NotImplementedError(
-        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function with mesh resources. Leave "
-        "spmd_axis_name out, or name the mapped dimension in in_axes and give it a mesh axis in axis_resources"
-    )
-
-
-def mesh_of_other_backend(backend: str, platform: str) -> ValueError:
-    return ValueError(
-        f"xmap was asked for the backend {backend!r}, but the devices of the mesh in scope are of the "
-        f"platform {platform!r}. Leave backend out, or enter a mesh of {backend!r} devices"
-    )
-
-
 # ------------------------------------------------------------------ named shapes
 
 
-def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeError:
-    names = quoted(extra)
-    return TypeError(
-        f"{_result(path)} varies over {names}, but its out_axes {show(spec)} do not name "
-        f"{names}. Add {names} to out_axes, or reduce over {names} in the function{LEGACY}One of xmap results has an "
-        f"out_axes specification of {show(spec)}, but is actually mapped along more axes"
-    )
-
-
-def _resource_conflict(message: str) -> Any:
+def resource_conflict(message: str) -> Any:
     """The type that these errors had, without its link to a page of JAX that does not mention them."""
     error = JAXTypeError(message)
     error.args = (message,)
     return error
-
-
-def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> JAXTypeError:
-    first, second = sorted((first, second), key=str)
-    resource = getattr(resource, "mesh_axis", resource)  # of a nested xmap
-    return _resource_conflict(
-        f"Axes `{first}` and `{second}` are both assigned `{resource}`, but {place} varies over both. Assign another "
-        f"resource to one of them, or reduce over one before they meet"
-        f"{LEGACY}Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
-        "named_shape"
-    )
-
-
-def output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, present: Hashable) -> JAXTypeError:
-    return _resource_conflict(
-        f"{_result(path)} varies over `{present}` and its out_axes add `{name}`, but both axes are mapped to the "
-        f"resource `{resource}`. Map one of them to another resource, or reduce over `{present}` in the function"
-        f"{LEGACY}One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to"
-    )
-
-
-def shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
-    return TypeError(
-        f"The xmap at {where} has axes {quoted(sorted(names, key=str))}, as has an xmap around it. Rename its axes"
-        f"{LEGACY}Detected disallowed xmap axis name shadowing"
-    )
 
 
 def unbound_name(
@@ -488,29 +169,6 @@ def unbound_name(
     return NameError(f"Found an unbound axis name: {unbound}{where}. Named axes in scope: {scope}. {advice}{meant}")
 
 
-def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
-    return TypeError(
-        f"The custom_jvp rule used at {where} returns a tangent that varies over {quoted(extra)} for an output that "
-        "does not. Reduce it over these axes in the rule (e.g. with lax.psum), or use the operand in the function"
-    )
-
-
-def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
-    uses = f"uses the named axes {quoted(names)}" if names else "has an io_callback"
-    return NotImplementedError(
-        f"xmap_compat does not know the operation `{primitive}`, which {uses} at {where}. "
-        "Write it with collectives of jax.lax, or apply it outside of xmap"
-    )
-
-
-def index_out_of_range(what: str, index: int, size: int, where: str) -> ValueError:
-    return ValueError(f"{what} at {where} has the index {index}, but the indices are 0 to {size - 1}. Use these only")
-
-
-def no_elements(name: Hashable, where: str) -> ValueError:
-    return ValueError(f"Axis {name} has size 0, so that nothing can move along it at {where}. Leave the call out there")
-
-
 def repeated_axis(user: str, names: Sequence[Any]) -> ValueError:
     return ValueError(f"{user} names an axis more than once: {quoted(names)}. Name each axis once")
 
@@ -519,13 +177,6 @@ def reference_from_outside(argument: str = "") -> NotImplementedError:
     return NotImplementedError(
         "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside. Pass its value "
         f"as an argument and return the new one{argument and f' ({argument} is a reference: pass its value, ref[...])'}"
-    )
-
-
-def ordered_effect(fun: str, devices: int) -> NotImplementedError:
-    return NotImplementedError(
-        f"The xmapped function {fun} has a callback or print with ordered=True, which JAX runs on one device, but its "
-        f"axis_resources compute it on {devices}. Write ordered=False, or call it without resources of a mesh"
     )
 
 
@@ -541,32 +192,4 @@ def einsum_skipped_axis(spec: str, axis: Hashable, by: str, operand: str, where:
     return TypeError(
         f"The einsum {spec!r}{where} mentions the named axis `{axis}` in {by} and skips it in {operand}, "
         "which varies over it too. Name the axis in both operands, or reduce it in this one first"
-    )
-
-
-def named_shape_unknown(reason: str) -> ValueError:
-    return ValueError(
-        f"named_shape cannot tell which named axes this value varies over: {reason}. Ask outside of that function, for "
-        "the value that is passed to it"
-    )
-
-
-def named_shape_of_type(aval: Any) -> TypeError:
-    return TypeError(
-        f"x.aval.named_shape is not known inside an xmapped function: the type {aval.str_short()} does not tell which "
-        "named axes a value varies over. Write x.named_shape, or xmap_compat.named_shape(x)"
-    )
-
-
-def outer_names(names: Iterable[Hashable]) -> NotImplementedError:
-    return NotImplementedError(
-        f"The function uses the axes {quoted(names)} of a transformation around the xmap (such as vmap with an "
-        "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes of the xmap"
-    )
-
-
-def mesh_axis_around(names: Iterable[Hashable]) -> ValueError:
-    return ValueError(
-        f"The xmap is split over mesh axes {as_set(names)}, but a transformation around it (such as vmap with an "
-        "axis_name) has axes of the same names, which JAX would take for those of the mesh. Rename one of them"
     )

@@ -1,7 +1,7 @@
 """Stage 5: evaluate a named program on one device.
 
-Ordinary primitives are batched over local dimensions; collectives go through the table; control flow and calls are
-rebuilt around the evaluation of their bodies: collectives are found at any depth, and values keep exact named axes.
+Ordinary primitives are batched over local dimensions, and collectives are translated by their table.  Control flow and
+calls are rebuilt around the evaluation of their bodies, so collectives work at any depth, and names stay exact.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class RepeatedCalls:
     """
 
     def __init__(self, jaxpr: Any):
-        found = (_jax.read(eqn) for eqn, _ in _jax.walk(jaxpr, once=True))
-        counts = collections.Counter(c.body for c in found if isinstance(c, _jax.Call) and c.name is not None)
+        held = (_jax.read(eqn) for eqn, _ in _jax.walk(jaxpr, once=True))
+        counts = collections.Counter(c.body for c in held if isinstance(c, _jax.Call) and c.name is not None)
         self._repeated = {body for body, count in counts.items() if count > 1}
         self._functions: dict[tuple[Any, ...], Any] = {}
 
@@ -43,7 +43,7 @@ class RepeatedCalls:
         return jaxpr in self._repeated
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
-        """The jitted function that evaluates a jaxpr; its cache distinguishes layouts, as they are in the types."""
+        """The jitted function that evaluates a jaxpr.  Its cache distinguishes layouts, which are in the types."""
         key = (jaxpr, id(ev.view), ev.gathers, ev.apart, ev.iterating)
         if key not in self._functions:
 
@@ -60,15 +60,15 @@ class Evaluator:
     """Evaluates jaxprs of one xmap on one device.
 
     Attributes:
-      view: the placements, and whether values are typed.
-      checker: the named-shape inference of the same xmap.
+      view: the axes of the xmap on one device.
+      checker: infers which of them values vary over.
       stage: ``stage(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
       structured: the rules of equations that hold programs, by the type of what they hold, or by their primitive.
-      apart: axes along which not every element gets here, as they take another branch or have left the loop.
-      iterating: the loop resources whose iterations run this.
-      rule_names: the axis names in equations, with those in their custom rules.
+      apart: axes along which some elements are not here: they take another branch, or have left the loop.
+      iterating: the loop resources in whose iterations this runs.
+      rule_names: the axis names in equations and in their custom rules, as far as they were asked for.
       gathers: equations of the program whose results vary in their type.
     """
 
@@ -94,14 +94,14 @@ class Evaluator:
         return [read(v) for v in body.outvars]
 
     def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
-        """An evaluator that knows a program's best gathers; ``results``: the names to broadcast its results to."""
+        """An evaluator with the best gathers of a program, whose results are broadcast to the names ``results``."""
         if not self.view.typed:
             return self
         from xmap_compat.core.uses import varying_gathers  # loaded where there is a mesh
 
-        found = varying_gathers(self.view, self.checker, jaxpr, inputs, results)
-        view = dataclasses.replace(self.view, gathers_vary=True) if found and not self.view.gathers_vary else self.view
-        return dataclasses.replace(self, view=view, gathers=found)
+        best = varying_gathers(self.view, self.checker, jaxpr, inputs, results)
+        view = dataclasses.replace(self.view, gathers_vary=True) if best and not self.view.gathers_vary else self.view
+        return dataclasses.replace(self, view=view, gathers=best)
 
     def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:
         """The results of a function that the user jitted."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -13,9 +14,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
-from xmap_compat.core import errors, undeclared
+from xmap_compat.core import undeclared
 from xmap_compat.core.call import PlacedCall, partition_spec
 from xmap_compat.core.device import DeviceView, laid_out, without_single
+from xmap_compat.core.errors import as_set, axes_text, note_once
 from xmap_compat.core.evaluate import RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.names import Checker
@@ -28,12 +30,21 @@ from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import NamedValue, positional, split
 from xmap_compat.core.watch import NOBODY, watcher
 
-_on_mesh_p = _jax.define_device_check("on_mesh", errors.lowered_for_others)
+
+def _lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int) -> ValueError:
+    return ValueError(
+        f"An xmap over the abstract mesh ({axes_text(dict(zip(axes, sizes)))}) of {math.prod(sizes)} devices is "
+        f"lowered for {devices}. Give the arguments shardings over that mesh, and call trace(*args).lower("
+        "lowering_platforms=('cuda',)). To run it, enter a Mesh of devices"
+    )
+
+
+_on_mesh_p = _jax.define_device_check("on_mesh", _lowered_for_others)
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """A placed call as one device evaluates it."""
+    """The evaluation of a placed call on one device."""
 
     placed: PlacedCall
     view: DeviceView
@@ -96,7 +107,7 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     untyped = any(placed.undeclared) or bool(undeclared.own_elements_of(placements))
     view = DeviceView(placements, mesh.axis_names, dict(mesh.shape), untyped=untyped)
     if axes_of_vmap := _jax.axes_of_spmd_vmap():
-        raise errors.spmd_vmap(axes_of_vmap)
+        raise _spmd_vmap(axes_of_vmap)
     arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
     out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
 
@@ -115,6 +126,13 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
         return mapped(_jax.resharded(consts, in_specs[0], staged), args)
 
 
+def _spmd_vmap(axes: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function with mesh resources. Leave "
+        "spmd_axis_name out, or name the mapped dimension in in_axes and give it a mesh axis in axis_resources"
+    )
+
+
 def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     view = DeviceView(placed.placements, in_users_shard_map=_jax.in_manual_region())
     try:
@@ -125,7 +143,7 @@ def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
             ours = (
                 f"The type of an argument shards the named axis `{name}` over {mesh_axes!r}, but axis_resources do not"
             )
-            errors.note_once(error, f"{ours}. Assign {mesh_axes!r} to it, or jax.sharding.reshard the argument")
+            note_once(error, f"{ours}. Assign {mesh_axes!r} to it, or jax.sharding.reshard the argument")
         raise
 
 
@@ -136,7 +154,7 @@ def _enter(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
 
 
 def _leave(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
-    """Lay a result out as its spec says: broadcast, transpose, put dimensions of one element back."""
+    """Lay a result out as its spec says: broadcast, transpose, and put dimensions of one element back."""
     named = spec.name_at()
     wanted = tuple(named.get(k) for k in range(value.dims.count(None) + len(named)))
     squeezed = [k for k, n in enumerate(wanted) if n is not None and not view.has_local_dim(n)]

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -58,12 +58,12 @@ class Mesh(jax.sharding.Mesh):
         # JAX keeps one mesh for each array of devices, and compares meshes by identity.  We do the same: our mesh has
         # all attributes of JAX's mesh, and two of ours are equal if they have the same mesh of JAX's.
         physical_mesh = jax.sharding.Mesh(devices, names, axis_types)
-        made = _meshes.get(physical_mesh)
-        if made is None:
-            made = object.__new__(cls)
-            made.__dict__.update(vars(physical_mesh), physical_mesh=physical_mesh)
-            _meshes[physical_mesh] = made
-        return made
+        mesh = _meshes.get(physical_mesh)
+        if mesh is None:
+            mesh = object.__new__(cls)
+            mesh.__dict__.update(vars(physical_mesh), physical_mesh=physical_mesh)
+            _meshes[physical_mesh] = mesh
+        return mesh
 
     @_jax.api_boundary
     def __enter__(self) -> Mesh:
@@ -160,14 +160,14 @@ def _check_devices(devices, names):
     seen = set()
     for device in devices.flat:
         if not isinstance(device, jax.Device):
-            raise errors.bad_mesh_devices(device)
+            raise _bad_mesh_devices(device)
         if device in seen:
-            raise errors.repeated_mesh_device(device)
+            raise _repeated_mesh_device(device)
         seen.add(device)
     if devices.ndim != len(names):
-        raise errors.bad_mesh(devices.shape, names)
+        raise _bad_mesh(devices.shape, names)
     if not seen:
-        raise errors.empty_mesh(names)
+        raise _empty_mesh(names)
 
 
 @_jax.api_boundary
@@ -233,3 +233,28 @@ def _checked_length(length):
         advice = "Write the number of chunks: SerialLoop(4), or serial_loop('l', 4)"
         raise errors.should_be("The length of a serial loop", "a positive integer", length, ValueError, advice)
     return length
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _bad_mesh(shape: Sequence[int], names: Sequence[Any]) -> ValueError:
+    return ValueError(
+        f"A mesh needs one axis name for each dimension of its device array, but got devices of shape {tuple(shape)} "
+        f"and the names {names!r}. Write the names in one tuple, ('x', 'y'), or reshape the devices"
+    )
+
+
+def _bad_mesh_devices(found: Any) -> TypeError:
+    return TypeError(
+        "The first argument of a mesh should be a rectangular array (or a list) of JAX devices, but it contains "
+        f"{found!r} of type {type(found).__name__}. Write mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))"
+    )
+
+
+def _repeated_mesh_device(device: Any) -> ValueError:
+    return ValueError(f"A mesh should have each device once, but {device!r} appears more than once. Leave one out")
+
+
+def _empty_mesh(names: Sequence[Any]) -> ValueError:
+    return ValueError(f"mesh needs at least one device, but got none for the axis names {names!r}. Pass jax.devices()")

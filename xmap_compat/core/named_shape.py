@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
+from xmap_compat.core.errors import should_be
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.placement import Placement, enclosing_bodies
 
@@ -43,7 +43,7 @@ def named_shape(x: Any) -> dict[Hashable, int]:
     Source: ``x.named_shape`` on tracers of ``jax.experimental.maps.xmap``.
     """
     if not is_array(x):
-        raise errors.should_be("The argument of named_shape", "an array or a scalar", x)
+        raise should_be("The argument of named_shape", "an array or a scalar", x)
     bodies = [body for body in enclosing_bodies() if body.inputs is not None]
     if not bodies:
         return {}
@@ -93,4 +93,11 @@ def _step(value, kind, origin, operands, checker) -> Names:
                 return names
     hidden = "this JAX does not say how a value was made, or XMAP_COMPAT_PUBLIC is set"
     traced = "it depends on an argument of a function that is traced by itself (under jit, in a loop, in a nested xmap)"
-    raise errors.named_shape_unknown(hidden if kind == "hidden" else traced)
+    raise _named_shape_unknown(hidden if kind == "hidden" else traced)
+
+
+def _named_shape_unknown(reason: str) -> ValueError:
+    return ValueError(
+        f"named_shape cannot tell which named axes this value varies over: {reason}. Ask outside of that function, for "
+        "the value that is passed to it"
+    )

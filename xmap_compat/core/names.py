@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
 from xmap_compat.core.bodies import bodies_of, carry_of
 from xmap_compat.core.collectives import COLLECTIVES, check_parameters, collectives_in, names_used, result_names
+from xmap_compat.core.errors import LEGACY, einsum_skipped_axis, quoted, repeated_axis, resource_conflict
 from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import MeshAxis, Placement, is_of_devices
 from xmap_compat.core.specs import AxisName
@@ -104,7 +104,7 @@ class Checker:
             for resource in sorted(self.placements[name].resources, key=str):
                 if resource in owner:
                     first, second = (self._taken_by.get(n, n) for n in (owner[resource], name))
-                    raise errors.names_meet(first, second, resource, place())
+                    raise _names_meet(first, second, resource, place())
                 owner[resource] = name
 
     def _structured(self, eqn, inputs):
@@ -124,21 +124,21 @@ class Checker:
             self.met.update(alone(_union(inputs), self.placements))  # each device calls it with its own values
         calls = any(inner.primitive.name == "io_callback" for inner, _ in _jax.walk(eqn.params))
         if (used := names_used(eqn) & self.own) or (calls and not eqn.effects):  # with effects, it is evaluated
-            raise errors.unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
+            raise _unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
         return [_union(inputs)] * len(eqn.outvars)
 
     def _collective(self, eqn, inputs):
         mentioned = mentioned_names(eqn.params)
         self._taken_by.update((name, name.taken_by) for name in mentioned if isinstance(name, MeshAxis))
         if len(set(mentioned)) < len(mentioned):
-            raise errors.repeated_axis(f"{eqn.primitive.name} at {self.where(eqn)}", mentioned)
+            raise repeated_axis(f"{eqn.primitive.name} at {self.where(eqn)}", mentioned)
         for name in mentioned:
             if name in self.own and self.placements[name].loops:
-                raise errors.loop_collective(name, self.where(eqn))
+                raise _loop_collective(name, self.where(eqn))
         sizes = [self.placements[n].size if n in self.own else lax.axis_size(n) for n in mentioned]
         row = COLLECTIVES[eqn.primitive.name]
         if inputs and 0 in sizes and not (row.reduces or row.joint):
-            raise errors.no_elements(mentioned[sizes.index(0)], self.where(eqn))
+            raise _no_elements(mentioned[sizes.index(0)], self.where(eqn))
         check_parameters(eqn.primitive.name, eqn.params, math.prod(sizes), self.where(eqn))
         if eqn.params.get("mentions") is not None:
             self._check_mentions(eqn, inputs)
@@ -162,7 +162,7 @@ class Checker:
         for names, operand, skipped in zip(inputs, mentions.operands, mentions.skipped):
             for axis, by in skipped:
                 if axis in names:
-                    raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand, self.where(eqn))
+                    raise einsum_skipped_axis(mentions.spec, axis, by, operand, self.where(eqn))
 
 
 def read_names(names: Mapping[Any, Names], atom: Any) -> Names:
@@ -224,3 +224,37 @@ _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names], Any], list[Name
     ),
     **dict.fromkeys((_jax.LinearSolve, _jax.HijaxOperation), _of_all_operands),
 }
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> TypeError:
+    first, second = sorted((first, second), key=str)
+    resource = getattr(resource, "mesh_axis", resource)  # of a nested xmap
+    return resource_conflict(
+        f"Axes `{first}` and `{second}` are both assigned `{resource}`, but {place} varies over both. Assign another "
+        f"resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
+        "named_shape"
+    )
+
+
+def _unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
+    uses = f"uses the named axes {quoted(names)}" if names else "has an io_callback"
+    return NotImplementedError(
+        f"xmap_compat does not know the operation `{primitive}`, which {uses} at {where}. "
+        "Write it with collectives of jax.lax, or apply it outside of xmap"
+    )
+
+
+def _loop_collective(name: Hashable, where: str) -> RuntimeError:
+    return RuntimeError(
+        f"The function refers to `{name}` at {where}, but axis_resources assign a serial loop to `{name}`. Remove the "
+        f"loop, or the collective{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside "
+        "the xmapped computation"
+    )
+
+
+def _no_elements(name: Hashable, where: str) -> ValueError:
+    return ValueError(f"Axis {name} has size 0, so that nothing can move along it at {where}. Leave the call out there")

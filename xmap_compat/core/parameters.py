@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xmap_compat.core import errors
+from xmap_compat.core.errors import should_be
 from xmap_compat.core.specs import AxisName
 
 Names = frozenset[AxisName]
@@ -47,13 +47,13 @@ def check_groups(primitive: str, params: Params, size: int, where: str) -> None:
     if not covered or len(axis_names(params)) != 1 or len({*map(len, groups)}) != 1:
         what = f"axis_index_groups of `{primitive}` at {where}"
         wanted = f"groups of one size that have all indices of one named axis exactly once, 0 to {size - 1}"
-        raise errors.should_be(what, wanted, groups, ValueError, "Put the remaining indices into such groups")
+        raise should_be(what, wanted, groups, ValueError, "Put the remaining indices into such groups")
 
 
 def check_source(params: Params, size: int, where: str) -> None:
     """Raise unless the source of a ``pbroadcast`` is an index of the axes."""
     if not 0 <= params["source"] < size:
-        raise errors.index_out_of_range("The source of pbroadcast", params["source"], size, where)
+        raise _index_out_of_range("The source of pbroadcast", params["source"], size, where)
 
 
 def check_permutation(params: Params, size: int, where: str) -> None:
@@ -62,14 +62,18 @@ def check_permutation(params: Params, size: int, where: str) -> None:
     is_index = lambda value: isinstance(value, (int, np.integer)) and not isinstance(value, bool)  # noqa: E731
     if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(is_index, pair)) for pair in perm):
         what, wanted = f"The permutation of ppermute at {where}", "pairs of integers, [(source, destination), ...]"
-        raise errors.should_be(what, wanted, perm, ValueError)
+        raise should_be(what, wanted, perm, ValueError)
     for end, kind in enumerate(("source", "destination")):
         seen: set[int] = set()
         for index in [pair[end] for pair in perm]:
             if not 0 <= index < size:
-                raise errors.index_out_of_range("The permutation of ppermute", index, size, where)
+                raise _index_out_of_range("The permutation of ppermute", index, size, where)
             if index in seen:
                 twice = tuple(pair for pair in perm if pair[end] == index)
                 what, advice = f"The {kind} index {index} of ppermute at {where}", "Leave one of these pairs out"
-                raise errors.should_be(what, "in one pair only", twice, ValueError, advice)
+                raise should_be(what, "in one pair only", twice, ValueError, advice)
             seen.add(index)
+
+
+def _index_out_of_range(what: str, index: int, size: int, where: str) -> ValueError:
+    return ValueError(f"{what} at {where} has the index {index}, but the indices are 0 to {size - 1}. Use these only")

@@ -13,6 +13,7 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
+from xmap_compat.core.errors import LEGACY, as_set, did_you_mean, quoted
 from xmap_compat.core.mesh import SerialLoop, loops_in_scope, mesh_of_jax
 from xmap_compat.core.specs import AxisName, check_name
 
@@ -119,7 +120,7 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
         for resource in named:
             _check_resource(name, resource)
         if len(set(named)) != len(named):
-            raise errors.misplaced_resource(name, resources, is_repeated=True)
+            raise _misplaced_resource(name, resources, is_repeated=True)
         parsed[name] = entries
     return parsed
 
@@ -147,11 +148,23 @@ def known_axes(resources: Resources, names: Sequence[AxisName], undeclared: bool
     """The resources, of axes that the call has; unmodified programs are warned of others, which have no effect."""
     unknown = {name: entries for name, entries in resources.items() if name not in names}
     if unknown:
-        error = errors.unknown_axes(unknown, names)
+        error = _unknown_axes(unknown, names)
         if not undeclared:
             raise error
         _jax.warn_user(f"Ignored: {error}")
     return {name: entries for name, entries in resources.items() if name in names}
+
+
+def _unknown_axes(unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> ValueError:
+    """``unknown``: axes that the call does not have, and the resources that they are given."""
+    turned = {r: name for name, entries in unknown.items() for r in entries if r in known}
+    meant = f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unknown, known)
+    return ValueError(
+        f"axis_resources has entries for {quoted(unknown)}, which neither in_axes nor axis_sizes name: the axes of "
+        f"this xmap are {quoted(known) or 'none'}{meant or '. Name one of these, or leave the entry out'}"
+        f"{LEGACY}All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
+        f"missing: {as_set(unknown)}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +212,7 @@ def place_axes(
 def _place(name, size, entries, mesh_shape, loops, origin):
     mesh_axes = tuple(r for r in entries if not isinstance(r, SerialLoop) and r in mesh_shape)
     if entries[: len(mesh_axes)] != mesh_axes:
-        raise errors.misplaced_resource(name, entries, is_repeated=False)
+        raise _misplaced_resource(name, entries, is_repeated=False)
     loop_entries = entries[len(mesh_axes) :]
     placement = Placement(
         name,
@@ -213,6 +226,15 @@ def _place(name, size, entries, mesh_shape, loops, origin):
     if size % total:
         raise errors.not_divisible(name, size, entries, total, origin)
     return placement
+
+
+def _misplaced_resource(name: Hashable, resources: Any, is_repeated: bool) -> ValueError:
+    ours = f"axis_resources give `{name}` the resources {resources!r}, but"
+    if is_repeated:
+        legacy = "Resource assignment of a single axis must be a tuple of distinct resources"
+        return ValueError(f"{ours} one of these is repeated. Name each resource once{LEGACY}{legacy}")
+    legacy = "Loop resources should come after mesh axes in the resource assignment of an axis"
+    return ValueError(f"{ours} loops come last. Write the mesh axes first{LEGACY}{legacy}")
 
 
 class _Bodies(threading.local):

@@ -5,13 +5,12 @@ This module has those that the core itself needs; ``xmap_compat.vocabulary`` add
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from jax import core, lax
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
 from xmap_compat.core.named_shape import named_shape
 from xmap_compat.core.placement import enclosing_bodies
 from xmap_compat.core.specs import AxisName
@@ -40,9 +39,16 @@ class _NamesOfType(Mapping):
         self._aval = aval
 
     def _unknown(self, *name):
-        raise errors.named_shape_of_type(self._aval)
+        raise _type_has_no_names(self._aval)
 
     __getitem__ = __iter__ = __len__ = __contains__ = __eq__ = __repr__ = _unknown
+
+
+def _type_has_no_names(aval: Any) -> TypeError:
+    return TypeError(
+        f"x.aval.named_shape is not known inside an xmapped function: the type {aval.str_short()} does not tell which "
+        "named axes a value varies over. Write x.named_shape, or xmap_compat.named_shape(x)"
+    )
 
 
 def _named_shape_of_type(aval: Any) -> Mapping[AxisName, int]:
@@ -64,9 +70,16 @@ def _make_restoration() -> _jax.Restoration:
     restoration.attribute(core.ShapedArray, "named_shape", property(_named_shape_of_type))
     _jax.restore_named_reductions(restoration, is_name)
     _jax.restore_collective_transposes(restoration)
-    _jax.mend_collective_batching(restoration, errors.collective_in_vmap)
+    _jax.mend_collective_batching(restoration, _collective_in_vmap)
     _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)
     return restoration
+
+
+def _collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"{primitive} over {', '.join(map(repr, axes))} in a jax.vmap of the body cannot be computed: JAX has no right "
+        "batching rule for it. Give the mapped dimension a name in in_axes of the xmap instead"
+    )
 
 
 restored = _make_restoration()

@@ -1,4 +1,4 @@
-"""``install()`` as soon as a program has imported JAX, and not before; also in the processes that it spawns."""
+"""Call ``install()`` as soon as a program has imported JAX, and not before; also in the processes that it spawns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def install_with_jax(then: Callable[[], None] | None = None) -> None:
     """Call ``install()``, and ``then``, as soon as the program has imported JAX; now, if JAX is imported already.
 
     JAX reads environment variables (``JAX_PLATFORMS``, ``JAX_ENABLE_X64``, ...) when it is imported, and programs
-    set them before.  Processes that the program spawns do the same.
+    set them before that.  Processes that the program spawns call ``install()`` in the same way.
     """
     _after_import("jax", lambda: _install(then))
     _after_import(SPAWN, _tell_children)
@@ -30,8 +30,8 @@ def uninstall_with_jax() -> None:
 
 
 def _install(then: Callable[[], None] | None) -> None:
-    # A module of this package may be what is importing JAX: it is imported again, as a whole, and what is left of
-    # its first import comes to nothing.
+    # JAX may be imported by a module of this package: that module is imported again, as a whole, and the rest of its
+    # first import has no effect.
     unfinished = [name for name, module in sys.modules.items() if name.startswith("xmap_compat.") and _begun(module)]
     for name in unfinished:
         del sys.modules[name]
@@ -55,7 +55,7 @@ def _after_import(name: str, then: Callable[[], None]) -> None:
 
 
 class _ImportFinder(importlib.abc.MetaPathFinder):
-    """Finds a module as the other finders do, and calls a function after its import (programs may also only look)."""
+    """Finds a module as the other finders do, and calls a function when it is imported, not only looked for."""
 
     def __init__(self, name: str, then: Callable[[], None]):
         self.name, self.then = name, then
@@ -64,8 +64,8 @@ class _ImportFinder(importlib.abc.MetaPathFinder):
         if fullname != self.name:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next(filter(None, found), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
             self._call_after(spec.loader)
         return spec
@@ -83,7 +83,7 @@ class _ImportFinder(importlib.abc.MetaPathFinder):
         loader.exec_module = exec_module
 
 
-# ------------------------------------------------------------------------- processes it spawns
+# ----------------------------------------------------------- processes that the program spawns
 
 SPAWN = "multiprocessing.spawn"
 
@@ -96,7 +96,7 @@ class _InstallWithJax:
 
 
 def _tell_children() -> None:
-    """A spawned process imports the main module again, after it has unpickled its preparation data."""
+    """Let spawned processes install, too: they unpickle their preparation data before they import the main module."""
     spawn = sys.modules[SPAWN]
     prepare = spawn.get_preparation_data  # type: ignore[attr-defined]
     if hasattr(prepare, "without_xmap_compat"):

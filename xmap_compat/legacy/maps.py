@@ -11,7 +11,7 @@ import collections
 import functools
 import importlib.machinery
 import types
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,6 @@ from xmap_compat import _jax, api
 from xmap_compat.core import mesh as meshes
 from xmap_compat.core import placement
 from xmap_compat.core.errors import loop_name_taken, should_be
-from xmap_compat.legacy import errors
 from xmap_compat.legacy.adapters import refused
 
 MAPS = "jax.experimental.maps"
@@ -101,8 +100,15 @@ class _ThreadResources:
             advice = "Write `thread_resources.env = ResourceEnv(mesh)`, or `with mesh:`"
             raise should_be("thread_resources.env", "a ResourceEnv", env, advice=advice)
         if loops and loops != self.env.loops:
-            raise errors.assigned_loops(loops)
+            raise _assigned_loops(loops)
         _jax.assign_mesh(meshes.mesh_of_jax(mesh))
+
+
+def _assigned_loops(loops: Sequence[Any]) -> ValueError:
+    return ValueError(
+        f"A ResourceEnv that is assigned to thread_resources.env can set the mesh only, but it has the loops "
+        f"{tuple(loops)!r}. Use `with serial_loop(name, length):` around the calls"
+    )
 
 
 thread_resources = _ThreadResources()

@@ -16,12 +16,16 @@ import jax.experimental
 
 from xmap_compat import _jax, random, vocabulary
 from xmap_compat.core import restored
-from xmap_compat.legacy import adapters, errors, maps, old_names
+from xmap_compat.legacy import adapters, maps, old_names
 from xmap_compat.legacy import removed as table
 
 # ------------------------------------------------------------------------------- xmap's own
 
 SAMPLERS = sorted({*random.__all__} - {"NamedShape", "fold_in_names"})
+_NO_SPMD_LOWERING = (
+    "experimental_xmap_spmd_lowering has no effect: an argument that is sharded over mesh axes that no named axis uses "
+    "is gathered at the call. To keep it sharded, name that dimension in in_axes, on these mesh axes"
+)
 
 
 def _new_installation() -> _jax.Restoration:
@@ -39,7 +43,7 @@ def _new_installation() -> _jax.Restoration:
     for made, position in ((jax.ShapeDtypeStruct, 2), (jax.core.ShapedArray, 3)):
         constructor = "__new__" if "__new__" in vars(made) else "__init__"
         installation.attribute(made, constructor, adapters.without_names(getattr(made, constructor), position))
-    warnings = {table.SPMD_LOWERING: errors.no_spmd_lowering()}
+    warnings = {table.SPMD_LOWERING: _NO_SPMD_LOWERING}
     _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False), warnings)
     _jax.restore_mesh_context(installation)
     vocabulary.complete(restored.restored)

@@ -7,14 +7,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from xmap_compat.core.errors import as_set, did_you_mean
-from xmap_compat.errors import described
-
-
-def no_array_for_step(path: str, value: Any) -> TypeError:
-    return TypeError(
-        f"{path} is {described(value)}, but the arguments of a step are arrays, their types, scalars, or pytrees of "
-        "them. Bind a static value with functools.partial"
-    )
 
 
 def search_without_mesh() -> ValueError:

@@ -23,8 +23,8 @@ from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
 from xmap_compat.core.watch import Watcher, observe, watching
-from xmap_compat.errors import no_devices
-from xmap_compat.tools import errors, hlo
+from xmap_compat.errors import described, no_devices
+from xmap_compat.tools import hlo
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
 from xmap_compat.tools.plan import Array, CallPlan, arguments_of, describe_made, results_of
 from xmap_compat.tools.shown import Shown
@@ -195,7 +195,7 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(args):
         if not is_array(leaf):
-            raise errors.no_array_for_step(argument_path(path, "args"), leaf)
+            raise _no_array_for_step(argument_path(path, "args"), leaf)
     numbers, plans, thread = EquationNumbers(), [], threading.get_ident()
     outer: list[PlacedCall] = []
     nested: list[PlacedCall] = []
@@ -225,6 +225,13 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     meshes = [*(placed.scope.mesh for placed in outer if placed.uses_mesh), *_meshes(jaxpr)]
     every = tuple(a for own in arrays.values() for a in own)
     return StagedStep(jaxpr, args, tuple(plans), every, placements, numbers, meshes[0] if meshes else None)
+
+
+def _no_array_for_step(path: str, value: Any) -> TypeError:
+    return TypeError(
+        f"{path} is {described(value)}, but the arguments of a step are arrays, their types, scalars, or pytrees of "
+        "them. Bind a static value with functools.partial"
+    )
 
 
 def _meshes(jaxpr: Any) -> Iterator[_jax.AnyMesh]:

@@ -1,8 +1,8 @@
 """The primitive behind ``pdot`` and ``einsum``: a sum of products over positional dimensions and named axes at once.
 
-Positional dimensions carry labels, as in an einsum.  Named axes need none: an operand varies over an axis or not.
-Contracted together, any number of operands need one path, found where the shapes on a device are known, and one sum
-over devices.
+Positional dimensions have labels, as in an einsum.  Named axes need none: an operand varies over an axis or not.
+Any number of operands is contracted at once: along one path, which is found where the shapes on a device are known, and
+with one sum over devices.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def bind_contraction(
 
     Args:
       operands: two arrays or more.
-      axes: named axes to sum over; those of the user's own ``shard_map`` are known to JAX, and summed at once.
+      axes: named axes to sum over; those of the user's own ``shard_map`` are summed at once, as JAX knows them.
       options: ``precision``, ``preferred_element_type`` and ``optimize`` as in ``jnp.einsum``, all hashable.
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
@@ -87,12 +87,12 @@ def summed(total: Callable[[Any], Any], x: Any) -> Any:
 
 
 def sum_dims(x: Any, dims: Sequence[int]) -> Any:
-    """A sum over positional dimensions, as a dot makes it."""
+    """A sum over positional dimensions, with the types that a dot would give it."""
     return summed(lambda x: lax.reduce_sum(x, dims), x) if dims else x
 
 
 def accumulation_type(dtype: Any, preferred_element_type: Any) -> np.dtype | None:
-    """The type to add products in: no less precise than theirs, as placements round a sum differently often."""
+    """The type to add products in: no less precise than theirs, as it depends on placements how often a sum rounds."""
     return None if preferred_element_type is None else np.dtype(jnp.promote_types(dtype, preferred_element_type))
 
 
@@ -102,7 +102,7 @@ def _fresh_labels(inputs: Sequence[_Labels]) -> Iterator[int]:
 
 
 def _output_order(inputs: Sequence[_Labels], output: _Labels, more: Sequence[int]) -> _Labels:
-    """Labels of a result that has ``more`` than ``output``: where a dot leaves them, those of ``output`` in order."""
+    """Labels of a result with those of ``output``, in this order, and ``more``, where a dot leaves them."""
     kept = (*more, *output)
     if len(inputs) != 2:
         return tuple(c for c in kept if any(c in labels for labels in inputs))
@@ -118,12 +118,12 @@ def _contract_arrays(*operands, subscripts, precision, preferred_element_type, o
     if len(operands) == 2:
         return _dot(*operands, subscripts, options)
     labelled = itertools.chain.from_iterable(zip(operands, map(list, subscripts.inputs)))
-    # An optimizer with a state is for one contraction.
+    # A copy, as an optimizer may have a state, which is for one contraction.
     return jnp.einsum(*labelled, list(subscripts.output), optimize=copy.deepcopy(optimize), **options)
 
 
 def _sum_alone(operands, subscripts, dtype):
-    """Sums without a dot, in no less precision than the sums that a dot makes."""
+    """Sum dimensions that only one operand has, without a dot, in no less precision than a dot."""
     inputs, output = subscripts
     alone = [_alone(inputs, k, output) for k in range(len(inputs))]
     if not any(alone):
@@ -166,7 +166,7 @@ def _abstract_eval(*operands, axes, mentions, **params):
 
 
 def _cotangent(ct, index, operands, *, subscripts, preferred_element_type, optimize, axes, mentions, precision):
-    """One operand's cotangent: the others times the result's cotangent; named axes are not summed (as in legacy)."""
+    """One operand's cotangent: the others times that of the result; named axes are not summed (as in legacy)."""
     own, x = subscripts.inputs[index], operands[index]
     terms = _replaced(subscripts.inputs, index, subscripts.output)
     kept = tuple(c for c in own if any(c in labels for labels in terms))
@@ -204,9 +204,9 @@ def _without_axis(mentions, name, varies):
     """The mentions left to check once it is known which operands vary over an axis."""
     if mentions is None:
         return None
-    for operand, skipped, does in zip(mentions.operands, mentions.skipped, varies):
+    for operand, skipped, operand_varies in zip(mentions.operands, mentions.skipped, varies):
         for axis, by in skipped:
-            if axis == name and does:
+            if axis == name and operand_varies:
                 raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand)
     return _left_to_check(mentions, {name})
 
@@ -225,7 +225,7 @@ _contraction_p = _jax.define_named_primitive(
 
 
 def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedValue:
-    """``pdot``: one contraction of what the device holds, then one all-reduce of the result."""
+    """``pdot``: one contraction of the device's data, then one all-reduce of the result."""
     own = view.own(params["axes"])
     names = frozenset().union(*(v.names for v in operands))
     positional = params["subscripts"]
@@ -248,9 +248,9 @@ def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedV
 
 
 def _labels(value, labels, local):
-    """The labels of all dimensions: the given ones for positional dimensions, those of the axes for local parts."""
-    given = iter(labels)
-    return tuple(next(given) if name is None else local[name] for name in value.dims)
+    """The labels of all dimensions: ``labels`` for positional dimensions, those of ``local`` for named ones."""
+    positional = iter(labels)
+    return tuple(next(positional) if name is None else local[name] for name in value.dims)
 
 
 def canonical_precision(precision: Any) -> Any:

@@ -17,7 +17,7 @@ from xmap_compat.core.values import NamedValue
 
 
 def _over_devices(primitive: Any, translate: Callable) -> Callable:
-    """One of :mod:`xmap_compat.core.device_primitives`: the outermost xmap translates it, those between pass it on."""
+    """The rule of a primitive: the outermost xmap translates it, and those between bind it again."""
 
     def rule(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
         if not all(view.is_own(axis) for axis in params["axes"]):

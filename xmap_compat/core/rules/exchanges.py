@@ -1,7 +1,7 @@
-"""Collectives that trade elements of split axes between devices: psum_scatter, all_to_all, ppermute.
+"""Collectives that exchange elements of split axes between devices: psum_scatter, all_to_all, ppermute.
 
-The local part of an axis is a dimension of the array, so its share of the work is a change of shape or
-an index; only elements that change device are sent.
+Along the local dimension of an axis, an exchange is a change of shape or an index; only elements that change device
+are sent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> Name
 
 
 def _scattered(view, summed, names, position):
-    """Sum the devices' own sums over devices, cut along a positional dimension."""
+    """Sum over devices what each has summed; each keeps its chunk along a positional dimension."""
     data, mesh, local = _split(view, summed, position, names)
     if mesh:
         axes = tuple(factor.name for factor in mesh)
@@ -58,7 +58,7 @@ def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames)
 
     Returns:
       Data with leading dimensions for the mesh factors (in the order of the mesh) and the local factors, then the
-      value's own dimensions, the cut one with what is left of it; and the two lists of factors.
+      value's own dimensions, with what is left of the cut one; and the two lists of factors.
     """
     at = value.positional_dims()[position]
     factors = view.factors(names)
@@ -101,15 +101,15 @@ def _own_chunk(view, value, names, position):
 
 
 def take_own(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValue:
-    """Each element takes its own of the first positional dimension, which has all of them."""
-    if view.present(value, names):  # as residuals of a branch may vary
+    """The slice of each element, from a first positional dimension that has the slices of all elements."""
+    if view.present(value, names):  # residuals of a branch may vary
         own = lambda x, k: lax.dynamic_index_in_dim(x, k, 0, keepdims=False)  # noqa: E731
         return apply_positional(view, own, value, index_of(view, names))
     return squeeze_positional(_own_chunk(view, value, names, 0), 0)
 
 
 def _exchange(view, value, names, split):
-    """The chunks that all elements have for this one, with a first positional dimension for the source."""
+    """The chunks that an element receives from all elements, with a first positional dimension for the source."""
     value = laid_out_over(view, value, value.names | view.own(names))
     data, mesh, local = _split(view, value, split, names)
     if mesh:
@@ -118,7 +118,7 @@ def _exchange(view, value, names, split):
         exchange = lambda x: lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)  # noqa: E731
         data = exchange(_merge_leading(data, len(mesh)))
         data = _jax.reshaped(data, shape)
-    # Leading: source devices, new local owners; then the old dimensions, among them the local sources.
+    # Data has first the source devices and the new local owners, then the old dimensions, with the local sources.
     lead = len(mesh) + len(local)
     at: dict[Factor, int] = {factor: k for k, factor in enumerate(mesh)}
     at.update((factor, lead + value.dims.index(factor.name)) for factor in local)
@@ -176,25 +176,25 @@ def _permute_slots(view, data, moves, mesh_axes):
     slots = data.shape[0]
     if devices > 1 and slots == 1:
         return lax.ppermute(data, mesh_axes, [(s, d) for s, _, d, _ in moves])
-    buffers, nothing = [data], slots
-    taken = np.full((devices, slots), _EMPTY_SLOT)
+    buffers, rows = [data], slots
+    table = np.full((devices, slots), _EMPTY_SLOT)  # for each slot on each device, the row of the buffers that it gets
     for source, slot, destination, target in moves:
         if source == destination:
-            taken[destination, target] = slot
-    moving = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])  # to lie in place on arrival
+            table[destination, target] = slot
+    moving = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])  # so that they arrive in order
     for batch in _exchange_rounds(moving):
         width = len(next(iter(batch.values())))
         send = np.zeros((devices, width), int)
         for (source, destination), pairs in batch.items():
             send[source] = [slot for slot, _ in pairs]
-            taken[destination, [target for _, target in pairs]] = nothing + np.arange(width)
+            table[destination, [target for _, target in pairs]] = rows + np.arange(width)
         outgoing = _take_slots(view, [data], send, mesh_axes)
         buffers.append(lax.ppermute(outgoing, mesh_axes, list(batch)))
-        nothing += width
-    if (taken == _EMPTY_SLOT).any():
+        rows += width
+    if (table == _EMPTY_SLOT).any():
         buffers.append(jnp.zeros_like(data[:1]))
-        taken[taken == _EMPTY_SLOT] = nothing
-    return _take_slots(view, buffers, taken, mesh_axes)
+        table[table == _EMPTY_SLOT] = rows
+    return _take_slots(view, buffers, table, mesh_axes)
 
 
 def _take_slots(view, buffers, table, mesh_axes):
@@ -209,10 +209,10 @@ def _take_static(buffers, rows):
     if len(rows) > 1 and len(buffers) == 1 and np.array_equal(rows[::-1], np.arange(len(buffers[0]))):
         return lax.rev(buffers[0], (0,))
     begin = np.cumsum([0, *(len(buffer) for buffer in buffers)])
-    of = np.searchsorted(begin, rows, "right") - 1
-    runs = np.split(rows - begin[of], np.nonzero((np.diff(rows) != 1) | (np.diff(of) != 0))[0] + 1)
+    home = np.searchsorted(begin, rows, "right") - 1  # the buffer of each row
+    runs = np.split(rows - begin[home], np.nonzero((np.diff(rows) != 1) | (np.diff(home) != 0))[0] + 1)
     if len(runs) <= 4:
-        firsts = of[np.cumsum([0, *map(len, runs[:-1])])]
+        firsts = home[np.cumsum([0, *map(len, runs[:-1])])]
         return _joined([_sliced(buffers[k], int(run[0]), int(run[-1]) + 1) for k, run in zip(firsts, runs)])
     return jnp.take(_joined(buffers), rows, axis=0, mode="clip")
 
@@ -225,7 +225,7 @@ def _joined(pieces):
     return lax.concatenate(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
-_EMPTY_SLOT = -1  # which no element moves to: it receives zeros
+_EMPTY_SLOT = -1  # no element moves to this slot: it receives zeros
 _Move = tuple[int, int, int, int]
 _Round = dict[tuple[int, int], list[tuple[int, int]]]
 
@@ -233,9 +233,9 @@ _Round = dict[tuple[int, int], list[tuple[int, int]]]
 def _exchange_rounds(moves: Iterable[_Move]) -> list[_Round]:
     """Group moves between devices into rounds of one ``ppermute`` each.
 
-    In a round every device sends to at most one other and receives from at most one, and all pairs
-    carry the same number of elements, so that nothing is padded: those that are sent are
-    exactly those that change device.  Pairs are matched greedily, widest first, which finds one round
+    In a round every device sends to at most one other and receives from at most one.  All pairs of a round
+    send the same number of elements, so that nothing is padded: exactly those elements are sent that
+    change device.  Pairs are matched greedily, those with most elements first, which finds one round
     for a rotation by one and at most two for any rotation.
 
     Args:

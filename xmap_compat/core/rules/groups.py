@@ -19,7 +19,7 @@ _InGroups = Callable[[DeviceView, Params, NamedValue], NamedValue]
 
 
 def _reduce(reduce: Callable[..., Any]) -> _InGroups:
-    """A reduction within groups: all groups are reduced, and each element takes the result of its own."""
+    """A reduction within groups: each element reduces all groups, and takes the result of its own."""
 
     def in_groups(view, params, value):
         names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)
@@ -34,7 +34,7 @@ def _reduce(reduce: Callable[..., Any]) -> _InGroups:
 
 
 def _exchange(finish: Callable[..., Any]) -> _InGroups:
-    """``finish(members, place, params)``: the slices of an element's group in its order, and its place among them."""
+    """An exchange within groups: ``finish`` makes an element's result of its group's slices and its place there."""
 
     def in_groups(view, params, value):
         names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)

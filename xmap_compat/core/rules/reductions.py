@@ -1,4 +1,4 @@
-"""``psum``, ``pmax``, ``pmin`` and ``pbroadcast``: a local part, then one all-reduce."""
+"""``psum``, ``pmax``, ``pmin`` and ``pbroadcast``: a local reduction, then one all-reduce."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from xmap_compat.core.values import NamedValue, is_smooth
 
 
 def _reduction_dims(value, names, positions):
-    own = value.positional_dims()
-    return sorted([*value.dims_of(names), *(own[p] for p in positions)])
+    unnamed = value.positional_dims()
+    return sorted([*value.dims_of(names), *(unnamed[p] for p in positions)])
 
 
 def _reduced(value, names, dims, data):
@@ -93,8 +93,8 @@ def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any
         ordered = _where(bits < 0, bits ^ magnitude, bits)
         ordered = across(_where(x != x, lax.full_like(bits, beyond), ordered), mesh_axes)
         bits = _where(ordered < 0, ordered ^ magnitude, ordered)
-        found = lax.bitcast_convert_type(bits, x.dtype)
-        return _where(ordered == beyond, lax.full_like(found, np.nan), found)
+        result = lax.bitcast_convert_type(bits, x.dtype)
+        return _where(ordered == beyond, lax.full_like(result, np.nan), result)
 
     return extremum
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import cast_data, cast_to, gather_devices, laid_out_over
+from xmap_compat.core.errors import LEGACY, as_set, check_from_outside, token
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.values import NamedValue
@@ -46,10 +46,10 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
     """
     view, names = ev.view, frozenset().union(*(v.names for v in operands))
     if ev.apart:
-        raise errors.callback_in_control_flow(ev.apart, _jax.where_in_user_code(eqn), is_repeated=False)
+        raise _callback_in_control_flow(ev.apart, _jax.where_in_user_code(eqn), is_repeated=False)
     if repeated := ev.iterating.difference(*(view.placements[n].loops for n in names)):
         axes = [n for n, place in view.placements.items() if not repeated.isdisjoint(place.loops)]
-        raise errors.callback_in_control_flow(axes, _jax.where_in_user_code(eqn), is_repeated=True)
+        raise _callback_in_control_flow(axes, _jax.where_in_user_code(eqn), is_repeated=True)
     copies = tuple(m for m in view.mesh_axes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1)
     params = {**eqn.params, "sharding": None}
     if not copies or view.nested:
@@ -77,12 +77,41 @@ def call_python(ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any
     """Call Python as often as each function promises, or refuse."""
     name, where = eqn.primitive.name, _jax.where_in_user_code(eqn)
     if name == "check" and not eqn.params["debug"]:  # JAX would report it for elements that take another branch, too
-        raise errors.check_from_outside(ev.checker.fun, where)
+        raise check_from_outside(ev.checker.fun, where)
     if name in ("create_token", "after_all"):
-        raise errors.token(f"The value at {where}")
+        raise token(f"The value at {where}")
     if any(type(effect).__name__.startswith("Ordered") for effect in eqn.effects):
         if names := frozenset().union(*(v.names for v in operands)):
-            raise errors.ordered_callback(name, names, where)
+            raise _ordered_callback(name, names, where)
         if (devices := math.prod(ev.view.mesh_sizes.values())) > 1:
-            raise errors.ordered_effect(ev.checker.fun, devices)
+            raise _ordered_effect(ev.checker.fun, devices)
     return _WAITING[name](ev, operands, eqn) if name in _WAITING else bind_ordinary(ev.view, eqn, operands)
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _callback_in_control_flow(axes: Iterable[Hashable], where: str, is_repeated: bool) -> NotImplementedError:
+    if is_repeated:
+        return NotImplementedError(
+            f"The io_callback at {where} does not vary over {as_set(axes)}, but is in a loop or branch that each "
+            "iteration of the serial loop runs anew. Call it outside of that loop or branch"
+        )
+    return NotImplementedError(
+        f"Not all elements of {as_set(axes)} reach the io_callback at {where}: they take different branches, or leave "
+        "a loop earlier. Call it outside of these, and give it the predicate as an argument"
+    )
+
+
+def _ordered_callback(primitive: str, axes: Iterable[Hashable], where: str) -> ValueError:
+    return ValueError(
+        f"An argument of {primitive}(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "
+        f"named axis have no order. Leave out ordered=True{LEGACY}Cannot `vmap` ordered IO callback"
+    )
+
+
+def _ordered_effect(fun: str, devices: int) -> NotImplementedError:
+    return NotImplementedError(
+        f"The xmapped function {fun} has a callback or print with ordered=True, which JAX runs on one device, but its "
+        f"axis_resources compute it on {devices}. Write ordered=False, or call it without resources of a mesh"
+    )

@@ -25,7 +25,7 @@ def ask(questions: Iterable[str]) -> dict[str, Any]:
     or ``takes('jax.jit', 'static_argnum')``.
     """
     home = str(Path(__file__).parents[3])
-    program = f"import sys; sys.path.append({home!r}); from xmap_compat.tools.check import facts; facts._answer()"
+    program = f"import sys; sys.path.append({home!r}); from xmap_compat.tools.check import facts; facts.answer()"
     # -P: modules must not be found in the program's directory.
     command = [sys.executable, "-P", "-W", "ignore", "-c", program]
     done = subprocess.run(command, input=json.dumps(sorted(questions)), capture_output=True, text=True)
@@ -36,7 +36,7 @@ def ask(questions: Iterable[str]) -> dict[str, Any]:
         raise NoJax(f"check looks up names in the JAX of this environment, which cannot be imported: {why}") from None
 
 
-def _answer() -> None:
+def answer() -> None:
     """What that process does."""
     questions = json.load(sys.stdin)
     found = {"jax": vars(importlib.import_module("jax"))["__version__"], PLAIN: {q: _value(q) for q in questions}}

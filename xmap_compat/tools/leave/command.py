@@ -71,7 +71,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 @dataclasses.dataclass
-class Seen:
+class _Seen:
     """What the second run has found.
 
     Attributes:
@@ -103,7 +103,7 @@ class Leaving:
         for _ in range(ROUNDS):
             found, records = self.first_run()
             patched = [c for c in found.constructions if c.change and not c.refused]
-            seen = self.second_run(found, records, patched) if patched else Seen()
+            seen = self.second_run(found, records, patched) if patched else _Seen()
             if not seen.problems:
                 break
             self.learn(found, seen.problems)
@@ -153,7 +153,7 @@ class Leaving:
             raise Refused(messages.NO_CALL.format(name=self.program[self.program[0] == "-m"], how=how, when=when))
         return found, spec["records"]
 
-    def second_run(self, found: Edited, records: str, patched: list[Construction]) -> Seen:
+    def second_run(self, found: Edited, records: str, patched: list[Construction]) -> _Seen:
         """Run the edited program on the recorded arguments."""
         spec = self.prepared("second", 0)
         stopped = found.ended == "stopped"
@@ -168,15 +168,15 @@ class Leaving:
         if not seen.get("whole") and seen.get("comparing", -1) >= 0:
             problems.setdefault(seen["comparing"], messages.DIES.format(seconds=limit))
         if problems:
-            return Seen(problems, reached)  # because of which it may have ended
+            return _Seen(problems, reached)  # because of which it may have ended
         if why := self.otherwise(found, seen, code):
             self.show(spec, "the edited program")
-            return Seen({c.number: messages.NOT_VERIFIED.format(why) for c in patched}, reached)
+            return _Seen({c.number: messages.NOT_VERIFIED.format(why) for c in patched}, reached)
         for c in patched:
             if (again := seen["agreed"].get(str(c.number), 0)) < c.recorded:
                 why = messages.TOO_FEW.format(recorded=c.recorded, agreed=again)
                 problems[c.number] = messages.NOT_VERIFIED.format(why)
-        return Seen(problems, reached)
+        return _Seen(problems, reached)
 
     def otherwise(self, found: Edited, seen: Mapping[str, Any], code: int) -> str:
         """How the edited program ended otherwise than the one with xmap; empty if it did not."""

@@ -27,7 +27,7 @@ from xmap_compat.tools.recipe import recipe_of
 
 
 @dataclasses.dataclass
-class Function:
+class _Function:
     """A function of the user that xmaps reach.
 
     Attributes:
@@ -149,15 +149,15 @@ def _choices(cs: Iterable[Construction], names: AxisNames) -> dict[Any, list[Par
 # ---------------------------------------------------------------------------------- functions
 
 
-def _functions(reached: dict[Construction, Reached]) -> tuple[list[Function], dict[Construction, str]]:
+def _functions(reached: dict[Construction, Reached]) -> tuple[list[_Function], dict[Construction, str]]:
     """The functions that xmaps reach, the innermost ones first, and why those of some cannot be read."""
-    found: dict[types.CodeType, Function] = {}
+    found: dict[types.CodeType, _Function] = {}
     unread: dict[Construction, str] = {}
     for c, of in reached.items():
         for code, values in of.functions.items():
             try:
                 if code not in found:
-                    found[code] = Function(code, of.piece(values), [])
+                    found[code] = _Function(code, of.piece(values), [])
                 found[code].reached_by.append(c)
             except NotWritable as reason:
                 if any(name in code.co_names for name in dir(sys.modules["jax.lax"])):  # it may have collectives
@@ -175,7 +175,7 @@ def _holds(outer: Piece, inner: Piece) -> bool:
     return outer.file == inner.file and a <= start and end <= b
 
 
-def _rewrite(functions: Sequence[Function], rewriting: Rewriting) -> None:
+def _rewrite(functions: Sequence[_Function], rewriting: Rewriting) -> None:
     """Edit each function; what is in an inner function is edited there, where more names are known."""
     done: list[tuple[str, Spot, Spot]] = []
     names = rewriting.names
@@ -239,7 +239,7 @@ def _check_mesh_axes(placed: Any) -> None:
         Lacking(placed.placements, placed.fun_name).results(placed.program.jaxpr, entering)
 
 
-def _keep_what_stays(cs: Sequence[Construction], functions: Iterable[Function]) -> None:
+def _keep_what_stays(cs: Sequence[Construction], functions: Iterable[_Function]) -> None:
     """Refuse edits of functions that an xmap which stays may call."""
     pending = [c for c in cs if c.refused]
     while pending:

@@ -6,8 +6,8 @@ The driver, which does not import JAX, makes them from what the first run has fo
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
+import itertools
 import os
 import re
 import tempfile
@@ -19,8 +19,8 @@ from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Change, Entered
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import OURS, fresh
-from xmap_compat.tools.source.bindings import IMPORTS, MAPS, Names, bound_by, imported_names
-from xmap_compat.tools.source.layout import Edit, applied, before_jax, program_of, python_of, replacing
+from xmap_compat.tools.source.bindings import IMPORTS, MAPS, Names, bound_by, imported_names, text_of
+from xmap_compat.tools.source.layout import Edit, applied, before_jax, in_place_of, program_of, python_of, replacing
 
 _HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
 _CONSTRAINT = "jax.experimental.pjit.with_sharding_constraint"
@@ -29,25 +29,51 @@ _MESHES = tuple(f"{home}.{name}" for home in _HOMES for name in ("Mesh", "mesh")
 _LOOPS = tuple(f"{home}.SerialLoop" for home in _HOMES)
 _PJIT = "jax.experimental.pjit.pjit"
 _INSTALL = ("xmap_compat.install", "xmap_compat.legacy.install")
-MODULES = {"jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax", "np": "numpy", "partial": "functools.partial"}
+_MODULES = {"jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax", "np": "numpy", "partial": "functools.partial"}
 _ENVIRONMENT = "thread_resources.env"
 
 
-class FileNames:
-    """The names under which a file knows modules and helpers; names that it lacks are imported."""
+class _File:
+    """A file of the program: what it holds, and its names of modules and helpers; those that it lacks are imported."""
 
-    def __init__(self, tree: ast.Module, helpers: str):
-        self.helpers = helpers
+    def __init__(self, path: str, data: bytes, helpers: str):
+        self.path, self.data, self._helpers = path, data, helpers
         self.added: dict[str, tuple[str, str]] = {}  # by name, where from and what
-        bindings = Names(tree)
-        top = [name for node in _at_top(tree.body) for name, _ in imported_names(node)]
-        self._known = {home: name for name in reversed(top) if (home := bindings.of(ast.Name(name, ast.Load())))}
-        names = {n.id for n in bindings.nodes if isinstance(n, ast.Name)}
-        old = {name for name in top if bindings.of(ast.Name(name, ast.Load())).startswith(_OLD)}  # which go
-        self._taken = names.union(*map(bound_by, bindings.nodes)) - old
+        names = self.names
+        top = [name for node in _at_top(self.tree.body) for name, _ in imported_names(node)]
+        meant = {name: names.of(ast.Name(name, ast.Load())) for name in top}
+        self._known = {home: name for name, home in reversed(meant.items()) if home}
+        old = {name for name, home in meant.items() if home.startswith(_OLD)}  # which go
+        self._taken = {n.id for n in names.nodes if isinstance(n, ast.Name)}.union(*map(bound_by, names.nodes)) - old
 
-    def name(self, wanted: str) -> str:
-        home = MODULES.get(wanted, f"{self.helpers}.{wanted}")
+    @property
+    def tree(self) -> ast.Module:
+        return program_of(self.data, self.path).tree
+
+    @property
+    def names(self) -> Names:
+        return Names(self.tree)
+
+    def edit(self, edits: Iterable[Edit]) -> None:
+        """Apply edits; names in their texts that begin with ``text.OURS`` become names of the file."""
+        resolved = [e._replace(text=re.sub(rf"{OURS}(\w+)", lambda found: self._name(found[1]), e.text)) for e in edits]
+        self.data = applied(self.data, self.path, _merged(resolved)) if resolved else self.data
+
+    def without(self, node: ast.stmt, names: Names, statements: Sequence[str] = ()) -> Edit:
+        """The edit that removes a statement, or puts others in its place."""
+        return in_place_of(node, names.parents[node], python_of(self.data, self.path).split("\n"), statements)
+
+    def imports(self) -> list[Edit]:
+        """The edit that adds the imports of new names that are used, one for each module."""
+        used = {n.id for n in self.names.nodes if isinstance(n, ast.Name)}
+        found = sorted(home for own, home in self.added.items() if own in used)
+        homes = dict.fromkeys(home for home, _ in found if home)
+        lines = [f"import {name}" for home, name in found if not home]
+        lines += [f"{home}import {', '.join(name for of, name in found if of == home)}" for home in homes]
+        return before_jax(self.tree, lines)
+
+    def _name(self, wanted: str) -> str:
+        home = _MODULES.get(wanted, f"{self._helpers}.{wanted}")
         if home not in self._known:
             self._known[home] = own = fresh(wanted, self._taken)
             self._taken.add(own)
@@ -55,31 +81,14 @@ class FileNames:
             self.added[own] = f"from {module} " * bool(module), f"{last} as {own}" if last != own else last
         return self._known[home]
 
-    def resolved(self, text: str) -> str:
-        return re.sub(rf"{OURS}(\w+)", lambda found: self.name(found[1]), text)
-
 
 def _at_top(statements: Iterable[ast.AST]) -> Iterable[ast.Import | ast.ImportFrom]:
     """The imports that are executed with a module, but for those that only type checkers see."""
-    for statement in statements:
+    for statement in (s for s in statements if isinstance(s, (*IMPORTS, ast.Try, ast.ExceptHandler, ast.If))):
         if isinstance(statement, IMPORTS):
             yield statement
-        elif isinstance(statement, (ast.Try, ast.ExceptHandler)) or (
-            isinstance(statement, ast.If) and not ast.unparse(statement.test).endswith("TYPE_CHECKING")
-        ):
+        elif "TYPE_CHECKING" not in ast.unparse(getattr(statement, "test", ast.Pass())):
             yield from _at_top(ast.iter_child_nodes(statement))
-
-
-@dataclasses.dataclass
-class File:
-    """A file of the program: what it holds, and what it holds after each step."""
-
-    path: str
-    data: bytes
-    left: list[str] = dataclasses.field(default_factory=list)
-
-    def tree(self) -> ast.Module:
-        return program_of(self.data, self.path).tree
 
 
 def edited_files(
@@ -100,41 +109,31 @@ def edited_files(
       keeps_meshes: whether meshes are entered as before.
       keeps_install: whether other files need this package.
     """
-    changes = list(dict.fromkeys(changes))
-    files, names = [], {}
-    for path, data in contents.items():
-        names[path] = own = FileNames(program_of(data, path).tree, helpers)
-        edits = [] if keeps_meshes else _meshes(data, path, {tuple(at) for of, *at in entered if of == path})
-        edits = [*edits, *_environment(data, path), *_options_of_xmap(data, path)]
-        edits = [e._replace(text=own.resolved(e.text)) for e in edits]
-        edits += [Edit(c.start, c.end, own.resolved(c.text)) for c in changes if c.file == path]
-        files.append(File(path, applied(data, path, merged(edits)) if edits else data))
+    files = [_File(path, data, helpers) for path, data in contents.items()]
+    for file in files:
+        edits = [] if keeps_meshes else _meshes(file.names, {tuple(at) for of, *at in entered if of == file.path})
+        edits += [*_environment(file), *_options_of_xmap(file)]
+        file.edit([*edits, *(Edit(c.start, c.end, c.text) for c in dict.fromkeys(changes) if c.file == file.path)])
     texts, others = _modernized(tuple((file.path, file.data) for file in files))
     for file in files:
-        file.data, own = texts.get(file.path, file.data), names[file.path]
-        renamed = [e._replace(text=own.resolved(e.text)) for e in _renamed(file.tree(), keeps_meshes)]
-        file.data = applied(file.data, file.path, renamed) if renamed else file.data
-    taken = [names_taken(file.tree()) for file in files]
+        file.data = texts.get(file.path, file.data)
+        file.edit(_renamed(file.names, keeps_meshes))
+    taken, left = [_names_taken(file.names) for file in files], list[str]()
     for k, file in enumerate(files):
-        elsewhere = set().union(*(t for j, t in enumerate(taken) if j != k))
-        edits = _Imports(file, elsewhere, names[file.path].added).edits
-        file.data = applied(file.data, file.path, edits) if edits else file.data
-    left = [*(name for file in files for name in file.left), *others]
+        edits, stay = _old_imports(file, set().union(*(t for j, t in enumerate(taken) if j != k)))
+        file.edit(edits)
+        left += stay
+    left += others
     stays = bool(left) or keeps_install
     for file in files:
-        tree = file.tree()
-        edits = [_without(tree, node, python_of(file.data, file.path)) for node in _installs(tree) if not stays]
-        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        edits += _added(tree, {own: home for own, home in names[file.path].added.items() if own in used})
-        file.data = applied(file.data, file.path, edits) if edits else file.data
-    if not stays:  # the import of the package, which only `install` has read
-        for file in files:
-            edits = _Imports(file, set(), names[file.path].added).edits
-            file.data = applied(file.data, file.path, edits) if edits else file.data
+        names = file.names
+        file.edit([*(file.without(node, names) for node in _installs(names) if not stays), *file.imports()])
+        if not stays:  # the import of the package, which only `install` has read
+            file.edit(_old_imports(file, set())[0])
     return {file.path: file.data for file in files if file.data != contents[file.path]}, left
 
 
-def merged(edits: Iterable[Edit]) -> list[Edit]:
+def _merged(edits: Iterable[Edit]) -> list[Edit]:
     """One insertion for all that are at one place, in their order."""
     found: dict[tuple[tuple[int, int], tuple[int, int]], str] = {}
     for edit in edits:
@@ -146,15 +145,14 @@ def merged(edits: Iterable[Edit]) -> list[Edit]:
 # ---------------------------------------------------------------------- meshes, thread_resources
 
 
-def _meshes(data: bytes, path: str, entered: Collection[tuple[int, ...]]) -> list[Edit]:
+def _meshes(names: Names, entered: Collection[tuple[int, ...]]) -> list[Edit]:
     """``with mesh:`` becomes ``with jax.set_mesh(mesh):`` where a mesh was entered, or is made there."""
-    tree = program_of(data, path).tree
-    bindings, edits = Names(tree), []
-    for node in (n for n in ast.walk(tree) if isinstance(n, ast.With)):
+    edits = []
+    for node in (n for n in names.nodes if isinstance(n, ast.With)):
         for k, item in enumerate(node.items):
             context, bound = item.context_expr, item.optional_vars
             function = context.func if isinstance(context, ast.Call) else context
-            is_mesh = bindings.of(function) in ("jax.sharding.Mesh", "jax.make_mesh", *_MESHES)
+            is_mesh = names.of(function) in ("jax.sharding.Mesh", "jax.make_mesh", *_MESHES)
             places = {(node.lineno, node.col_offset, k), (context.lineno, context.col_offset, 0)}
             if isinstance(bound, (ast.Name, type(None))) and (is_mesh or places & {*entered}):
                 start, end, _ = replacing(context, "")
@@ -164,47 +162,43 @@ def _meshes(data: bytes, path: str, entered: Collection[tuple[int, ...]]) -> lis
     return edits
 
 
-def _environment(data: bytes, path: str) -> list[Edit]:
+def _environment(file: _File) -> list[Edit]:
     """Reads of the mesh of ``thread_resources``; what sets it is refused."""
-    tree = program_of(data, path).tree
-    bindings, edits = Names(tree), []
-    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Attribute)):
-        name = bindings.of(node)
+    names, edits = file.names, []
+    for node in (n for n in names.nodes if isinstance(n, ast.Attribute)):
+        name = names.of(node)
         if not isinstance(node.ctx, ast.Load) and name.endswith(_ENVIRONMENT):
-            raise Refused(messages.ENVIRONMENT.format(where=f"{os.path.basename(path)}:{node.lineno}"))
+            raise Refused(messages.ENVIRONMENT.format(where=f"{os.path.basename(file.path)}:{node.lineno}"))
         for ending, then in ((".physical_mesh", ""), (".shape", ".shape")):
             if isinstance(node.ctx, ast.Load) and name.startswith(_OLD) and name.endswith(_ENVIRONMENT + ending):
                 edits.append(replacing(node, f"{OURS}context_mesh(){then}"))
     return edits
 
 
-def _renamed(tree: ast.Module, keeps_meshes: bool) -> list[Edit]:
+def _renamed(names: Names, keeps_meshes: bool) -> list[Edit]:
     """Other names of the old modules; ``pjit`` takes specs in a mesh that ``with`` enters, and ``jit`` in others."""
-    bindings, nodes = Names(tree), list(ast.walk(tree))
-    found = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)]
-    read = {bindings.of(n) for n in found}
+    found = [n for n in names.nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)]
+    read = {names.of(n) for n in found}
     new = dict.fromkeys(_MESHES, "jax.sharding.Mesh") | {_CONSTRAINT: "lax.with_sharding_constraint"}
     new |= {} if any(f"{home}.xmap" in read for home in _HOMES) else dict.fromkeys(_LOOPS, "SerialLoop")
     new |= {} if keeps_meshes else {_PJIT: "jax.jit"}
     is_moved = lambda n: isinstance(n, ast.Name) and n.id == "Mesh"  # noqa: E731  (its import moves)
-    edits = [replacing(n, OURS + new[name]) for n in found if (name := bindings.of(n)) in new and not is_moved(n)]
-    for call in (n for n in nodes if isinstance(n, ast.Call)):
-        if any(bindings.of(part) == _PJIT for part in (call.func, *call.args[:1])):  # also in functools.partial
-            named = (k for k in call.keywords if k.arg in ("in_axis_resources", "out_axis_resources"))
-            for k in named:
+    edits = [replacing(n, OURS + new[name]) for n in found if (name := names.of(n)) in new and not is_moved(n)]
+    for call in (n for n in names.nodes if isinstance(n, ast.Call)):
+        if any(names.of(part) == _PJIT for part in (call.func, *call.args[:1])):  # also in functools.partial
+            for k in (k for k in call.keywords if k.arg in ("in_axis_resources", "out_axis_resources")):
                 end = k.lineno, k.col_offset + len(str(k.arg))
                 edits.append(Edit((k.lineno, k.col_offset), end, str(k.arg).replace("axis_resources", "shardings")))
     return edits
 
 
-def _options_of_xmap(data: bytes, path: str) -> list[Edit]:
+def _options_of_xmap(file: _File) -> list[Edit]:
     """Options of xmap, which JAX no longer has, are not set."""
-    tree, edits = program_of(data, path).tree, []
-    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Expr)):
-        called = node.value if isinstance(node.value, ast.Call) else None
-        option = called.args[0] if called is not None and called.args else None
-        if isinstance(option, ast.Constant) and str(option.value).removeprefix("jax_").startswith("experimental_xmap"):
-            edits.append(_without(tree, node, python_of(data, path)))
+    names, edits = file.names, []
+    for node in (n for n in names.nodes if isinstance(n, ast.Expr)):
+        options = node.value.args[:1] if isinstance(node.value, ast.Call) else []
+        if re.match("(jax_)?experimental_xmap", "".join(map(text_of, options))):
+            edits.append(file.without(node, names))
     return edits
 
 
@@ -230,96 +224,57 @@ def _modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, byte
 # ------------------------------------------------------------------------------------ imports
 
 
-def names_taken(tree: ast.Module) -> set[str]:
+def _names_taken(names: Names) -> set[str]:
     """The names that a file may take from others: imported ones, and attributes of imported modules."""
-    nodes = list(ast.walk(tree))
-    froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and not f"{n.module}.".startswith(_OLD)]
+    froms = (n for n in names.nodes if isinstance(n, ast.ImportFrom))
     taken = {a.name for n in froms for a in n.names if not f"{n.module}.{a.name}.".startswith(_OLD)}
-    taken |= {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
-    return taken | (_used(tree) if "*" in taken else set())
+    taken |= {n.attr for n in names.nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
+    return taken | (_used(names) if "*" in taken else set())
 
 
-def _used(tree: ast.Module) -> set[str]:
-    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    read: list[ast.AST] = [
-        n for n in tree.body if isinstance(n, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(n)
-    ]
-    read += [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") in ("exec", "eval")]
-    strings = (str(c.value) for n in read for c in ast.walk(n) if isinstance(c, ast.Constant))
-    return used | {word for text in strings for word in re.findall(r"\w+", text)}
+def _used(names: Names) -> set[str]:
+    """The names that a file reads; also by a text of ``__all__``, or of what it executes."""
+    found, texts = [n for n in names.nodes if isinstance(n, ast.Name)], {text_of(n) for n in names.nodes}
+    readers = {n.id for n in found} & {"__all__", "exec", "eval"}
+    words = texts if readers == {"__all__"} else {word for text in texts for word in re.findall(r"\w+", text)}
+    return {n.id for n in found if isinstance(n.ctx, ast.Load)} | (words if readers else set())
 
 
-def _is_old(node: ast.AST) -> bool:
+def _old_names(node: ast.AST) -> list[ast.alias]:
     home = f"{node.module}." if isinstance(node, ast.ImportFrom) and not node.level else ""
-    names = [a.name for a in node.names] if isinstance(node, IMPORTS) else []
-    return any(f"{home}{name}.".startswith(_OLD) for name in names)
+    return [a for a in node.names if f"{home}{a.name}.".startswith(_OLD)] if isinstance(node, IMPORTS) else []
 
 
-class _Imports:
-    """The edits that remove old imports which nothing reads any more; notes in ``file.left`` those that stay."""
-
-    def __init__(self, file: File, elsewhere: Collection[str], added: Collection[str]):
-        self.file, self.tree, self.edits, self.added = file, file.tree(), list[Edit](), added
-        self.text, file.left = python_of(file.data, file.path), []
-        installs = {id(n) for node in _installs(self.tree) for n in ast.walk(node)}
-        loads = [n for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
-        self.read = _used(self.tree) | {*elsewhere}
-        self.by_install = {n.id for n in loads if id(n) in installs} - {n.id for n in loads if id(n) not in installs}
-        for node in ast.walk(self.tree):
-            if isinstance(node, IMPORTS) and _is_old(node):
-                self._import(node)
-
-    def reads(self, module: str) -> bool:
-        meanings = map(Names(self.tree).of, ast.walk(self.tree))
-        return any(f"{meant}.".startswith(f"{module}.") for meant in meanings)
-
-    def others(self, node: ast.AST) -> set[str]:
-        """What other imports than this one bind."""
-        nodes = (n for n in ast.walk(self.tree) if n is not node and not _is_old(n))
-        return {name for n in nodes for name, _ in imported_names(n)}
-
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        module = node.module if isinstance(node, ast.ImportFrom) else None
-        home = f"{module}." if module else ""
-        old = [a for a in node.names if f"{home}{a.name}.".startswith(_OLD)]
-        local = lambda a: a.asname or a.name.split(".")[0]  # noqa: E731
-        is_read = lambda a: a.name == "*" or (local(a) in self.read and local(a) not in self.added)  # noqa: E731
-        dotted = [a for a in old if not home and not a.asname and "." in a.name and not self.reads(a.name)]
+def _old_imports(file: _File, elsewhere: Collection[str]) -> tuple[list[Edit], list[str]]:
+    """The edits that remove old imports which nothing reads any more, and the names that stay."""
+    names, edits, left = file.names, [], []
+    installs = {id(n) for node in _installs(names) for n in ast.walk(node)}
+    loads = [n for n in names.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    read, meanings = _used(names) | {*elsewhere}, {f"{names.of(node)}." for node in names.nodes}
+    by_install = {n.id for n in loads if id(n) in installs} - {n.id for n in loads if id(n) not in installs}
+    local = lambda a: a.asname or a.name.split(".")[0]  # noqa: E731
+    is_read = lambda a: a.name == "*" or (local(a) in read and local(a) not in file.added)  # noqa: E731
+    for node in (n for n in names.nodes if isinstance(n, IMPORTS) and _old_names(n)):
+        old, home = _old_names(node), f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+        reads = lambda a: any(meant.startswith(f"{a.name}.") for meant in meanings)  # noqa: E731
+        dotted = [a for a in old if not home and not a.asname and "." in a.name and not reads(a)]
         moved = [a for a in old if home and a.name == "Mesh" and is_read(a)]
         kept = [a for a in node.names if a not in moved and a not in dotted and (a not in old or is_read(a))]
-        where = f"{os.path.basename(self.file.path)}:{node.lineno}"
-        needed = [a for a in kept if a in old and (a.asname or a.name) not in self.by_install]
-        self.file.left += [f"{a.name} of {where}" for a in needed]
-        kept += [ast.alias(local(a)) for a in dotted if local(a) in self.read - self.others(node)][:1]
-        if kept == node.names:
-            return
-        names = lambda aliases: ", ".join(map(ast.unparse, aliases))  # noqa: E731
-        lines = [f"from jax.sharding import {names(moved)}"] * bool(moved)  # first: the other may be in a `try`
-        lines += [f"{f'from {module} ' if home else ''}import {names(kept)}"] * bool(kept)
-        indented = f"\n{' ' * node.col_offset}".join(lines)
-        self.edits.append(replacing(node, indented) if lines else _without(self.tree, node, self.text))
+        needed = [a for a in kept if a in old and (a.asname or a.name) not in by_install]
+        left += [f"{a.name} of {os.path.basename(file.path)}:{node.lineno}" for a in needed]
+        others = {name for n in names.nodes if n is not node and not _old_names(n) for name, _ in imported_names(n)}
+        kept += [ast.alias(local(a)) for a in dotted if local(a) in read - others][:1]
+        if kept != node.names:
+            shown = lambda aliases: ", ".join(map(ast.unparse, aliases))  # noqa: E731
+            lines = [f"from jax.sharding import {shown(moved)}"] * bool(moved)  # first: the other may be in a `try`
+            lines += [f"{home}import {shown(kept)}"] * bool(kept)
+            edits.append(file.without(node, names, lines))
+    return edits, left
 
 
-def _installs(tree: ast.Module) -> list[ast.stmt]:
-    bindings, statements = Names(tree), (n for n in ast.walk(tree) if isinstance(n, ast.Expr))
-    return [n for n in statements if isinstance(n.value, ast.Call) and bindings.of(n.value.func) in _INSTALL]
-
-
-def _without(tree: ast.Module, node: ast.stmt, text: str) -> Edit:
-    """The edit that removes a statement."""
-    ((first, left), (last, right), _), lines = replacing(node, ""), text.split("\n")
-    apart = (lines[first - 1].encode()[:left] + lines[last - 1].encode()[right:]).partition(b"#")[0]
-    only = any(block == [node] for n in ast.walk(tree) for _, block in ast.iter_fields(n))
-    return replacing(node, "pass") if apart.strip() or only else Edit((first, 0), (last + 1, 0), "")
-
-
-def _added(tree: ast.Module, added: Mapping[str, tuple[str, str]]) -> list[Edit]:
-    """New imports, one for each module."""
-    found = sorted(added.values())
-    lines = [f"import {name}" for home, name in found if not home]
-    homes = dict.fromkeys(home for home, _ in found if home)
-    lines += [f"{home}import {', '.join(name for of, name in found if of == home)}" for home in homes]
-    return before_jax(tree, lines)
+def _installs(names: Names) -> list[ast.stmt]:
+    statements = (n for n in names.nodes if isinstance(n, ast.Expr))
+    return [n for n in statements if isinstance(n.value, ast.Call) and names.of(n.value.func) in _INSTALL]
 
 
 def others_that_need(files: Sequence[str], root: str) -> list[str]:
@@ -330,16 +285,15 @@ def others_that_need(files: Sequence[str], root: str) -> list[str]:
         with open(path, "rb") as file:
             tree = program_of(file.read(), path).tree
         for node in (n for n in ast.walk(tree) if isinstance(n, IMPORTS)):
-            if path not in files and _is_old(node):
+            if path not in files and _old_names(node):
                 found.append(path)
             modules = [a.name for a in node.names]
             if isinstance(node, ast.ImportFrom):
                 modules = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
-            for folder in {os.path.dirname(path), root}:
-                for name in modules:
-                    for end in (".py", os.sep + "__init__.py"):
-                        other = os.path.realpath(os.path.join(folder, name.replace(".", os.sep)) + end)
-                        if name and other not in seen and os.path.exists(other):
-                            seen.add(other)
-                            pending.append(other)
+            parts = ({os.path.dirname(path), root}, filter(None, modules), (".py", os.sep + "__init__.py"))
+            for folder, name, end in itertools.product(*parts):
+                other = os.path.realpath(os.path.join(folder, name.replace(".", os.sep)) + end)
+                if other not in seen and os.path.exists(other):
+                    seen.add(other)
+                    pending.append(other)
     return sorted({*found})

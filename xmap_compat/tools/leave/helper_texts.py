@@ -18,11 +18,11 @@ _READS = {
 }
 
 
-def with_needs(names: Iterable[str]) -> set[str]:
+def _with_needs(names: Iterable[str]) -> set[str]:
     """These helpers, and those that they need."""
     found = HELPERS.keys() & set(names)
     needed = HELPERS.keys() & found.union(*(_READS[name] for name in found))
-    return found if needed == found else with_needs(needed)
+    return found if needed == found else _with_needs(needed)
 
 
 def helper_file(names: Iterable[str], choices: Mapping[Any, Sequence[tuple[Any, ...]]]) -> str:
@@ -31,7 +31,7 @@ def helper_file(names: Iterable[str], choices: Mapping[Any, Sequence[tuple[Any, 
     Args:
       choices: for each axis what executes it, in each way in which xmaps split it.
     """
-    needed = [name for name in HELPERS if name in with_needs(names)]
+    needed = [name for name in HELPERS if name in _with_needs(names)]
     table = "".join(f"    {literal(n)}: {literal([*parts])},\n" for n, parts in choices.items() if isinstance(n, str))
     text = inspect.getsource(mapped).replace("AXES: dict = {}", f"AXES: dict = {{\n{table}}}", 1)
     if needed:

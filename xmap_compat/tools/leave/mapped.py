@@ -24,7 +24,7 @@ Axis = namedtuple("Axis", "name across local chunks")  # mesh axes that split an
 AXES: dict = {}  # {name of an axis: what executes it, in each way for which collectives are written}
 
 
-class Spec(dict):
+class _Spec(dict):
     """{name of an axis: its dimension} of an array.  For JAX a dict is a pytree, and this class is a leaf of one."""
 
 
@@ -38,7 +38,7 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
     The function raises ValueError if a result varies over a mesh axis and its spec names no axis that lies there; with
     `undeclared`, each device keeps its own element.  In the body of another one, each device computes its part.
     """
-    given, gives, sizes, axes = specs_of(in_axes), specs_of(out_axes), dict(axis_sizes or {}), []
+    given, gives, sizes, axes = _specs_of(in_axes), _specs_of(out_axes), dict(axis_sizes or {}), []
     for name in dict.fromkeys([*(name for spec in jax.tree.leaves(given) for name in spec), *sizes]):
         entries = (axis_resources or {}).get(name, ())
         entries = entries if type(entries) in (tuple, list) else (entries,)
@@ -49,25 +49,25 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
         axes.append(Axis(name, across, local[0], math.prod(e.length for e in entries if hasattr(e, "length"))))
     axes.sort(key=lambda axis: axis.chunks == 1)  # outermost first: those with chunks are around the others
     element = fun if type(gives) is not tuple else lambda *args: tuple(fun(*args))  # which may return a list
-    device = functools.partial(on_device, element, given, gives, axes, sizes)
-    in_specs, out_specs = (jax.tree.map(functools.partial(partition_spec, axes), specs) for specs in (given, gives))
+    device = functools.partial(_on_device, element, given, gives, axes, sizes)
+    in_specs, out_specs = (jax.tree.map(functools.partial(_partition_spec, axes), specs) for specs in (given, gives))
 
     @functools.partial(jax.jit, **options)
     @functools.wraps(fun, updated=())
     def call(*args):
         across = tuple(dict.fromkeys(name for axis in axes for name in axis.across))
         if is_bound(across):
-            return at_arrays(gathered, out_specs, device(*at_arrays(own_part, in_specs, args)))
+            return _at_arrays(_gathered, out_specs, device(*_at_arrays(_own_part, in_specs, args)))
         mesh = context_mesh()
-        args = at_arrays(lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec)), in_specs, args)
+        args = _at_arrays(lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec)), in_specs, args)
         if not undeclared:
-            check_declared(device, axes, mesh, across, given, gives, args)
+            _check_declared(device, axes, mesh, across, given, gives, args)
         return jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*args)
 
     return call
 
 
-def partition_spec(axes, spec):
+def _partition_spec(axes, spec):
     split = {spec[axis.name]: axis.across or None for axis in axes if axis.name in spec}
     return PartitionSpec(*(split.get(k) for k in range(max(split, default=-1) + 1)))
 
@@ -79,7 +79,7 @@ def is_bound(axes):
         return False
 
 
-def own_part(spec, x):
+def _own_part(spec, x):
     """The block of this device, of an array that all devices have."""
     for k, axes in enumerate(spec):
         size = jnp.shape(x)[k] // lax.axis_size(axes or ())
@@ -87,57 +87,57 @@ def own_part(spec, x):
     return x
 
 
-def gathered(spec, x):
+def _gathered(spec, x):
     """An array of which each device has a block, on all devices."""
     for k, axes in enumerate(spec):
         x = lax.all_gather(x, axes, axis=k, tiled=True) if axes else x
     return x
 
 
-def on_device(fun, given, gives, axes, axis_sizes, *args):
+def _on_device(fun, given, gives, axes, axis_sizes, *args):
     """What a device computes of its blocks of the arguments: `fun` over the elements that it has along each axis."""
 
     def dimensions(spec):
         return [spec[axis.name] for axis in axes if axis.name in spec], range(len(spec))
 
     sizes = {axis.name: axis_sizes.get(axis.name, 0) // lax.axis_size(axis.across) for axis in axes}
-    at_arrays(lambda spec, x: sizes.update((name, jnp.shape(x)[k]) for name, k in spec.items()), given, args)
+    _at_arrays(lambda spec, x: sizes.update((name, jnp.shape(x)[k]) for name, k in spec.items()), given, args)
     for axis in reversed(axes):
-        fun = over_axis(fun, axis, sizes[axis.name], given, gives)
-    args = at_arrays(lambda spec, x: jnp.moveaxis(x, *dimensions(spec)), given, args)
-    return at_arrays(lambda spec, x: jnp.moveaxis(x, *reversed(dimensions(spec))), gives, fun(*args))
+        fun = _over_axis(fun, axis, sizes[axis.name], given, gives)
+    args = _at_arrays(lambda spec, x: jnp.moveaxis(x, *dimensions(spec)), given, args)
+    return _at_arrays(lambda spec, x: jnp.moveaxis(x, *reversed(dimensions(spec))), gives, fun(*args))
 
 
-def over_axis(fun, axis, size, given, gives):
+def _over_axis(fun, axis, size, given, gives):
     """`fun` over one more axis, which is the first dimension of the arrays that have it."""
     name, across, local, chunks = axis
     first = [jax.tree.map(lambda spec: 0 if name in spec else None, specs) for specs in (given, gives)]
     vmapped = jax.vmap(fun, *first, axis_name=local if chunks == 1 else None, axis_size=size // chunks)
 
     def one_element(*args):
-        args = at_arrays(lambda spec, x: jnp.squeeze(x, 0) if name in spec else x, given, args)
+        args = _at_arrays(lambda spec, x: jnp.squeeze(x, 0) if name in spec else x, given, args)
         results = jax.vmap(lambda: fun(*args), axis_name=local, axis_size=1)()
-        return at_arrays(lambda spec, x: x if name in spec else x[0], gives, results)
+        return _at_arrays(lambda spec, x: x if name in spec else x[0], gives, results)
 
     def in_chunks(*args):
         def part(spec, x):
             return x.reshape(chunks, size // chunks, *x.shape[1:]) if name in spec else jnp.arange(chunks)
 
         def chunk(parts):
-            return vmapped(*at_arrays(lambda spec, part, x: part if name in spec else x, given, parts, args))
+            return vmapped(*_at_arrays(lambda spec, part, x: part if name in spec else x, given, parts, args))
 
-        results = lax.map(chunk, at_arrays(part, given, args))
-        return at_arrays(lambda spec, x: x.reshape(size, *x.shape[2:]) if name in spec else x[0], gives, results)
+        results = lax.map(chunk, _at_arrays(part, given, args))
+        return _at_arrays(lambda spec, x: x.reshape(size, *x.shape[2:]) if name in spec else x[0], gives, results)
 
     return in_chunks if chunks > 1 else one_element if across and size == 1 else vmapped
 
 
-def check_declared(device, axes, mesh, across, given, gives, args):
+def _check_declared(device, axes, mesh, across, given, gives, args):
     """Refuse a result that differs between devices where its spec says that it does not: `jax.vmap` of blocks tells."""
 
     def blocks(spec, x):
         split = {name for axis in axes if axis.name in spec for name in axis.across}
-        block = NamedSharding(mesh, partition_spec(axes, spec)).shard_shape(jnp.shape(x))
+        block = NamedSharding(mesh, _partition_spec(axes, spec)).shard_shape(jnp.shape(x))
         return jax.ShapeDtypeStruct((*(mesh.shape[m] for m in across if m in split), *block), jnp.result_type(x))
 
     for name in reversed(across):
@@ -145,14 +145,14 @@ def check_declared(device, axes, mesh, across, given, gives, args):
         first = [jax.tree.map(lambda spec, there=there: 0 if there & {*spec} else None, s) for s in (given, gives)]
         device = jax.vmap(device, *first, axis_name=name, axis_size=mesh.shape[name])
     try:
-        jax.eval_shape(device, *at_arrays(blocks, given, args))
+        jax.eval_shape(device, *_at_arrays(blocks, given, args))
     except Exception as error:  # others are of what jax.vmap cannot do, and shard_map can
         if "mapped output" in str(error):
             raise ValueError(f"a result varies over {across}: name the axis in out_axes, or reduce over it") from error
 
 
-def specs_of(axes):
-    """The pytree `axes`, with a `Spec` in the place of each list or dictionary that stands for arrays."""
+def _specs_of(axes):
+    """The pytree `axes`, with a `_Spec` in the place of each list or dictionary that stands for arrays."""
 
     def is_spec(x):
         entries = x.values() if isinstance(x, dict) else x
@@ -160,13 +160,13 @@ def specs_of(axes):
 
     def spec_of(x):
         named = x.items() if isinstance(x, dict) else enumerate(x)
-        return Spec({name: k for k, name in named if name is not None and name is not ...})
+        return _Spec({name: k for k, name in named if name is not None and name is not ...})
 
     specs = jax.tree.map(spec_of, axes, is_leaf=is_spec)
     return tuple(specs) if type(specs) is list else specs
 
 
-def at_arrays(function, specs, *trees):
+def _at_arrays(function, specs, *trees):
     """`function(spec, array, ...)` of each array of pytrees, of which `specs` is a prefix."""
     return jax.tree.map(lambda spec, *parts: jax.tree.map(functools.partial(function, spec), *parts), specs, *trees)
 

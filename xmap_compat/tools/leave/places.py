@@ -34,7 +34,7 @@ def file_of(module: Any) -> str:
     return file if isinstance(file, str) else ""
 
 
-def is_xmapped(value: Any) -> bool:
+def _is_xmapped(value: Any) -> bool:
     return isinstance(value, type(jax.jit(len))) and callable(getattr(value, "plan", None))
 
 
@@ -95,7 +95,7 @@ def _as_if_made(node: ast.Call, names: dict[str, Any]) -> tuple[list[Any], str]:
     """The function that a call of xmap makes, if it can be made of global variables; why not."""
     try:
         made = eval(compile(ast.Expression(node), "<xmap>", "eval"), dict(names))
-        return [made] if is_xmapped(made) or hasattr(made, "plan") else [], ""
+        return [made] if _is_xmapped(made) or hasattr(made, "plan") else [], ""
     except Exception:
         given = next((value for n in node.args[:1] if isinstance(n, ast.Name) and (value := names.get(n.id))), None)
         stays = types.SimpleNamespace(plan=types.SimpleNamespace(declared=types.SimpleNamespace(fun=given, names=())))
@@ -141,10 +141,10 @@ class Reached:
 
     def _visited(self, value: Any) -> Iterable[Any]:
         """What can be reached from a value in one step."""
-        if id(value) in self._seen or isinstance(value, _DATA) or (is_ours(value) and not is_xmapped(value)):
+        if id(value) in self._seen or isinstance(value, _DATA) or (is_ours(value) and not _is_xmapped(value)):
             return ()
         self._seen[id(value)] = value
-        if is_xmapped(value):
+        if _is_xmapped(value):
             return (value.plan.declared.fun,)
         if isinstance(value, (types.ModuleType, type)):
             if not is_under(file_of(inspect.getmodule(value)), self._root):

@@ -28,7 +28,7 @@ OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 MOST_TRACES = 16  # of each construction
 
 
-class Pending(NamedTuple):
+class _Pending(NamedTuple):
     """A call in a traced program, whose arguments were noted when that was executed; its results are computed last."""
 
     call: RecordedCall
@@ -57,7 +57,7 @@ def note_entered(kinds: Iterable[type], entered: set[Entered], otherwise: set[En
         kind.__enter__ = noted  # type: ignore[attr-defined]
 
 
-def noting_gradients(c: Construction, results: Any) -> Any:
+def _noting_gradients(c: Construction, results: Any) -> Any:
     """The same traced results, of which it is noted when a derivative is taken."""
 
     noted = jax.custom_jvp(lambda x: x)
@@ -77,7 +77,7 @@ class Recorder:
         self.spec, self.lock, self.local = spec, threading.RLock(), threading.local()
         self.found: dict[tuple[str, int, int], Construction] = {}
         self.records: list[RecordedCall] = []
-        self.pending: list[Pending] = []
+        self.pending: list[_Pending] = []
         self.structures: list[tuple[Any, Any]] = []  # of each record: the function, and the structure of its arguments
         self.seen: dict[Any, int] = {}
         self.entered, self.otherwise = set[Entered](), set[Entered]()
@@ -159,7 +159,7 @@ class Recorder:
             call = call._replace(leaves=[to_host(leaf) for leaf in jax.tree.leaves(args)])
         results = function(*args)
         if is_traced(results):  # as those of a function that closes over a tracer are
-            return noting_gradients(c, results)
+            return _noting_gradients(c, results)
         if wanted and not call.traced:
             try:
                 noted = call._replace(results=comparing.evaluated(lambda: results, (), False))
@@ -185,7 +185,7 @@ class Recorder:
             with self.lock:
                 if self.wanted(kind, 1) and self.fits(values):
                     noted = [Leaf(np.array(v), t.weak_type, key) for v, t, key in zip(values, types, keys)]
-                    self.pending.append(Pending(call._replace(leaves=noted), function, structure))
+                    self.pending.append(_Pending(call._replace(leaves=noted), function, structure))
                     self.tell()
 
         jax.debug.callback(note, *(jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key)))
@@ -243,7 +243,7 @@ class Recorder:
         except Exception:  # it is compared without
             return call
 
-    def compute(self, c: Construction, pending: Pending) -> None:
+    def compute(self, c: Construction, pending: _Pending) -> None:
         """The results, and the gradients if the program took some, for arguments that were noted."""
         try:
             mesh = pending.call.mesh and comparing.mesh_of(pending.call.mesh)

@@ -98,13 +98,13 @@ class Rewriter:
         if is_xmap(callee):
             return None
         is_traced = self.piece.span(node) in self.module.calls
-        if is_traced and is_ours(callee) and not helper_of(callee):
+        if is_traced and is_ours(callee) and not _helper_of(callee):
             raise NotWritable(messages.NOT_OF_JAX.format(called=ast.unparse(function)))
-        if callee is functools.partial and node.args and takes_axes(inner := self.callee(node.args[0])):
+        if callee is functools.partial and node.args and _takes_axes(inner := self.callee(node.args[0])):
             callee, function, arguments = inner, node.args[0], node.args[1:]
-        if helper_of(callee) and not self._is_imported(function):  # what a variable means in another run is unknown
+        if _helper_of(callee) and not self._is_imported(function):  # what a variable means in another run is unknown
             return self._unedited(node, callee)
-        if is_traced or takes_axes(callee) or self._is_layer(node, callee):
+        if is_traced or _takes_axes(callee) or self._is_layer(node, callee):
             return self._over_axes(node, callee, function, arguments)
         self._unedited(node, callee)
 
@@ -125,7 +125,7 @@ class Rewriter:
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
         """A call of a function over axes, or a partial one: change its axes, or call a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
-        helper = helper_of(callee)
+        helper = _helper_of(callee)
         given = self._given(node, callee, arguments, bool(traced or helper))
         parameter = next((p for p in (*_LAYERS, "axes", "axis") if p in given), None)
         if parameter is None:
@@ -186,7 +186,7 @@ class Rewriter:
             return dict(inspect.signature(callee).bind_partial(*arguments, **keywords).arguments)
         except (TypeError, ValueError):
             named = [a for a in arguments if isinstance(v := self._axis_value(a), str) and v in self.names.choices]
-            return {**dict(zip(["axis"], named or arguments[1:2] * needed)), **keywords}
+            return {**dict(zip(["axis"], named or (arguments[1:2] if needed else ()))), **keywords}
 
     def _helped(self, node: ast.Call, function: Any, helper: str, given: Any, at: ast.expr, text: str) -> None:
         """Call a helper instead of the function.
@@ -236,14 +236,14 @@ class Rewriter:
 _UNKNOWN = object()
 
 
-def helper_of(function: Any) -> str:
+def _helper_of(function: Any) -> str:
     """The name of the helper in the place of a function; empty if there is none."""
     return next((helper for replaced, helper in _HELPERS if replaced is function), "")
 
 
-def takes_axes(callee: Any) -> bool:
+def _takes_axes(callee: Any) -> bool:
     """Whether a function is a JAX function that takes axis names and does not bind them."""
     if callee is None or callee is jax.vmap or callee is jax.pmap:
         return False
     module = getattr(callee, "__module__", None) or type(callee).__module__
-    return str(module).split(".")[0] == "jax" or bool(helper_of(callee))
+    return str(module).split(".")[0] == "jax" or bool(_helper_of(callee))

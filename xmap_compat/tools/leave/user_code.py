@@ -56,7 +56,7 @@ def calls_of_collectives(jaxprs: Iterable[Any]) -> dict[Span, list[Any]]:
 # ------------------------------------------------------------------------------- pieces of files
 
 
-def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
+def _free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
     """The names that a piece of a program reads and does not bind, by line and column, as Python looks them up."""
     statement: Any = ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.expr) else node
     tree = node if isinstance(node, ast.Module) else ast.Module([statement], [])
@@ -110,7 +110,7 @@ class Piece:
     def free(self) -> dict[tuple[int, int], str]:
         """The places where it reads names that it does not bind."""
         try:
-            return free_reads(self.node)
+            return _free_reads(self.node)
         except SyntaxError as error:
             raise NotWritable(f"a function whose source alone is not valid Python: {error.msg}") from None
 

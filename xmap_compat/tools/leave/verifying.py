@@ -57,7 +57,7 @@ def run(spec: dict[str, Any], finish: Callable[[str], None]) -> None:
         for thread in threading.enumerate():
             if thread is not threading.main_thread() and not thread.daemon:
                 thread.join()
-    except Stop:
+    except _Stop:
         stopped.set()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -80,7 +80,7 @@ def tell(spec: dict[str, Any], seen: str) -> None:
         file.write(seen)
 
 
-class Stop(BaseException):
+class _Stop(BaseException):
     """Ends a program early, as it ended in the first run (``--stop-after``)."""
 
 
@@ -152,7 +152,7 @@ class Verifier:
                 self.compare(*call)
             self.write("", False)
         if self.spec["stopped"] and not self.left:
-            raise Stop
+            raise _Stop
         return made(*args, **kwargs)
 
     def finish(self, ended: str) -> None:

@@ -46,11 +46,11 @@ def replacing(node: ast.stmt | ast.expr | ast.alias, text: str) -> Edit:
 
 
 def in_place_of(node: ast.stmt, parent: ast.AST, lines: Sequence[str], statements: Sequence[str]) -> Edit:
-    """The edit that puts statements in the place of an import; its comments stay, and a line of its own goes."""
+    """The edit that puts statements in the place of another; its inner comments stay, and a line of its own goes."""
     edit = replacing(node, "")
     (line, column), (end_line, end_column) = edit.start, edit.end
     before = lines[line - 1].encode()[:column].decode()
-    after = lines[end_line - 1].encode()[end_column:].strip()
+    after = lines[end_line - 1].encode()[end_column:].partition(b"#")[0].strip()
     inner = "\n".join(lines[line - 1 : end_line])
     comments = [] if before.strip() else re.findall(r"#[^\n\r]*", inner[: inner.rfind(")") + 1])
     alone = any(getattr(parent, name, None) == [node] for name in ("body", "orelse", "finalbody"))
