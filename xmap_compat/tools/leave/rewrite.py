@@ -44,17 +44,9 @@ _HELPERS = (
     (lax.all_to_all, "all_to_all"),
     (named_lax.pdot, "pdot"),
 )
-# Primitives and functions that move elements.  Over the parts of an axis, JAX's would move parts of devices, silently.
-_MOVING = (
-    "ppermute",
-    "all_to_all",
-    "all_gather",
-    "reduce_scatter",
-    "pdot",
-    "pshuffle",
-    "pswapaxes",
-    "ragged_all_to_all",
-)
+_LAYERS = ("axis_name", "cross_replica_axis")  # by which libraries call the axis of a layer that reduces
+# Primitives and functions that move elements.  Over the parts of an axis, JAX's move parts of devices, silently.
+_MOVING = ("ppermute", "all_to_all", "all_gather", "reduce_scatter", "pdot", "pshuffle", "pswapaxes")
 
 
 class Rewriter:
@@ -104,15 +96,18 @@ class Rewriter:
     # ---- one call
 
     def _call(self, node: ast.Call) -> None:
-        callee, function = self.callee(node.func), node.func
+        callee, function, arguments = self.callee(node.func), node.func, node.args
         if is_xmap(callee):
             return None
-        if callee is functools.partial and node.args and _takes_axes(inner := self.callee(node.args[0])):
-            return self._over_axes(node, inner, node.args[0], node.args[1:])
-        if self.piece.span(node) in self.module.calls and is_ours(callee) and not _helper_of(callee):
+        is_traced = self.piece.span(node) in self.module.calls
+        if is_traced and is_ours(callee) and not _helper_of(callee):
             raise NotWritable(messages.NOT_OF_JAX.format(called=ast.unparse(function)))
-        if self.piece.span(node) in self.module.calls or _takes_axes(callee):
-            return self._over_axes(node, callee, function, node.args)
+        if callee is functools.partial and node.args and _takes_axes(inner := self.callee(node.args[0])):
+            callee, function, arguments = inner, node.args[0], node.args[1:]
+        if _helper_of(callee) and not self.piece.is_fixed(function):  # what a variable means in another run is unknown
+            return self._unedited(node, callee)
+        if is_traced or _takes_axes(callee) or self._is_layer(node, callee):
+            return self._over_axes(node, callee, function, arguments)
         self._unedited(node, callee)
 
     def _unedited(self, node: ast.Call, callee: Any) -> None:
@@ -122,6 +117,7 @@ class Rewriter:
         """
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         given = [self._axis_value(a) for a in (*node.args, *(k.value for k in node.keywords))]
+        given += [self.piece.names.get(getattr(a, "id", "")) for a in node.args]
         if isinstance(callee, functools.partial):
             name, given = "", [*given, *callee.args, *callee.keywords.values()]
         named = {n for v in given for n in (v if isinstance(v, (tuple, list)) else (v,)) if isinstance(n, str)}
@@ -131,19 +127,17 @@ class Rewriter:
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
         """A call of a function over axes, or a partial one: change its axes, or call a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
-        is_fixed = self.piece.is_fixed(function)
-        helper = _helper_of(callee) if is_fixed else ""
+        helper = _helper_of(callee)
         given = self._given(node, callee, arguments, bool(traced or helper))
-        parameter = next((p for p in ("axis_name", "axes", "axis") if p in given), None)
+        parameter = next((p for p in (*_LAYERS, "axes", "axis") if p in given), None)
         if parameter is None:
             return
         at = given[parameter]
         value = self._axis_value(at)
         if value is _UNKNOWN:
-            if not traced and parameter != "axis_name" and (not helper or parameter == "axis"):
+            if not traced and parameter not in _LAYERS and (not helper or parameter == "axis"):
                 return
-            over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params)))
-            over = over or self._of_partial(at) or (*self.names.choices,)
+            over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params))) or (*self.names.choices,)
             stays = all(map(self.names.stays, self.names.choices))
             text = None if stays else f"{OURS}axes_of({self._source(at)})"
         else:
@@ -153,14 +147,26 @@ class Rewriter:
         if text is not None and not helper:
             if moving := [e.primitive.name for e in traced if e.primitive.name in _MOVING]:
                 raise NotWritable(messages.NOT_BY_NAME.format(called=ast.unparse(function), primitive=moving[0]))
-            if not traced and (not is_fixed or getattr(callee, "__name__", "") in _MOVING):
-                self.module.place(self.piece, node)  # it may move elements, and would in JAX move devices' parts
+            is_known = self.piece.is_fixed(function) and getattr(callee, "__name__", "") not in _MOVING
+            if not traced and not is_known:
+                self.module.place(self.piece, node)  # not edited, and told as not reached
                 return
-        self.module.handled[self.piece.span(node) if function is node.func else over] = over
+        is_used_later = function is not node.func or self._is_layer(node, callee)
+        self.module.handled |= {*map(self.piece.span, self._uses(node) if is_used_later else [node])}
+        # Other collectives over a mesh axis of that name are not told apart when the program runs.
+        self.module.handled |= {*over} - self.names.mesh_axes if is_used_later else set()
         if helper and any(name in self.names.choices for name in over):
             return self._helped(node, function, helper, next(iter(given.values())), at, text or self._source(at))
         if text is not None:
             self._replace(at, text)
+
+    def _uses(self, made: ast.Call) -> list[ast.Call]:
+        """The calls of what a call makes, or with it, also by a variable."""
+        nodes = list(ast.walk(self.piece.node))
+        given = {c: [c.func, *c.args, *(k.value for k in c.keywords)] for c in nodes if isinstance(c, ast.Call)}
+        names = {n.id for of in given.values() for n in of if isinstance(n, ast.Name)}
+        known = {name for name in names if assigned_once(nodes, name) is made}
+        return [c for c, of in given.items() if made in of or known & {getattr(n, "id", "") for n in of}]
 
     def _known(self, value: Any, callee: Any, parameter: str, at: ast.expr) -> tuple[tuple[Any, ...], str | None]:
         """The named axes in an argument, and its new text; None if it stays."""
@@ -189,7 +195,7 @@ class Rewriter:
             return dict(inspect.signature(callee).bind_partial(*arguments, **keywords).arguments)
         except (TypeError, ValueError):
             named = [a for a in arguments if isinstance(v := self._axis_value(a), str) and v in self.names.choices]
-            return {**dict(zip(["axis"], named)), **keywords}
+            return {**dict(zip(["axis"], named or (arguments[1:2] if needed else ()))), **keywords}
 
     def _helped(self, node: ast.Call, function: Any, helper: str, given: Any, at: ast.expr, text: str) -> None:
         """Call a helper instead of the function.
@@ -211,30 +217,24 @@ class Rewriter:
             elif k.arg not in parameters:
                 raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}: write it as a step of its own")
 
+    def _is_layer(self, node: ast.Call, callee: Any) -> bool:
+        """Whether a call makes an object of a library that reduces over an axis, as ``flax.linen.BatchNorm`` does."""
+        is_own = getattr(callee, "__name__", "") in self.module.functions
+        return isinstance(callee, type) and not is_own and any(k.arg in _LAYERS for k in node.keywords)
+
     # ---- values
 
-    def _of_partial(self, node: ast.expr) -> tuple[Any, ...]:
-        """The axes of ``functools.partial`` in this run."""
-        try:
-            value = eval(compile(ast.Expression(node), "<axes>", "eval"), {**self.piece.names})
-        except Exception:
-            return ()
-        return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-    def _axis_value(self, node: Any) -> Any:
-        """The axes and positions that the text says; ``_UNKNOWN`` if another run may have others."""
+    def _axis_value(self, node: ast.expr | None) -> Any:
+        """The axes and positions of an axis argument; ``_UNKNOWN`` if they are not constant, as those of a flag."""
         if isinstance(node, (ast.Tuple, ast.List)):
             values = [self._axis_value(e) for e in node.elts]
             return _UNKNOWN if _UNKNOWN in values else tuple(values)
         if isinstance(node, ast.Name):
-            here = ast.walk(self.piece.node)
-            meant = self.piece.bindings.meaning(node.id) if self.piece.is_free(node) else assigned_once(here, node.id)
-            return self._axis_value(meant) if isinstance(meant, ast.expr) else _UNKNOWN
+            scope = self.piece.tree if self.piece.is_free(node) else self.piece.node
+            return self._axis_value(assigned_once(ast.walk(scope), node.id))
         try:
-            value = ast.literal_eval(node)
-            hash(value)
-            return value
-        except (ValueError, TypeError):
+            return ast.literal_eval(node) if isinstance(node, (ast.Constant, ast.UnaryOp)) else _UNKNOWN
+        except ValueError:
             return _UNKNOWN
 
 
