@@ -53,7 +53,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     cs = [*cs, *unmade(cs, root)]
     for c in cs:
         _or_refuse(c, _find, root)
-    reached = {c: Reached([f.plan.declared.fun for f in c.functions], root) for c in cs}
+    reached = {c: Reached([*(f.plan.declared.fun for f in c.functions), *c.given], root) for c in cs}
     functions, unread = _functions(reached)
     names = _names(_ways(c for c in cs if not c.refused))
     placed = [p for c in cs for p in c.placed]
@@ -64,7 +64,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     for c in cs:
         c.refused = c.refused or unread.get(c, "")
         c.refused = c.refused or next((f.why_not for f in functions if f.why_not and c in f.reached_by), "")
-        _or_refuse(c, _check, rewriting, names, root)
+        _or_refuse(c, _check, rewriting, names, functions)
     _keep_what_stays(cs, functions)
     for c in cs:
         own = [f for f in functions if c in f.reached_by]
@@ -165,14 +165,9 @@ def _functions(reached: dict[Construction, Reached]) -> tuple[list[_Function], d
     functions = sorted(found.values(), key=lambda f: f.piece.node.end_lineno - f.piece.node.lineno)
     for inner in functions:
         for outer in functions:
-            if outer is not inner and _holds(outer.piece, inner.piece):
+            if outer is not inner and outer.piece.holds(inner.piece.span(inner.piece.node)):
                 inner.reached_by += [c for c in outer.reached_by if c not in inner.reached_by]
     return functions, unread
-
-
-def _holds(outer: Piece, inner: Piece) -> bool:
-    (a, b), (start, end) = outer.bounds(outer.node), inner.bounds(inner.node)
-    return outer.file == inner.file and a <= start and end <= b
 
 
 def _rewrite(functions: Sequence[_Function], rewriting: Rewriting) -> None:
@@ -194,7 +189,7 @@ def _rewrite(functions: Sequence[_Function], rewriting: Rewriting) -> None:
     rewriting.names = names
 
 
-def _check(c: Construction, rewriting: Rewriting, names: AxisNames, root: str) -> None:
+def _check(c: Construction, rewriting: Rewriting, names: AxisNames, functions: Sequence[_Function]) -> None:
     """Refuse a construction whose collectives are not all found, or whose names mean others' axes."""
     own = _choices([c], names)
     meshes = {m for p in c.placed if p.scope.mesh is not None for m in p.scope.mesh.axis_names}
@@ -209,7 +204,7 @@ def _check(c: Construction, rewriting: Rewriting, names: AxisNames, root: str) -
             # JAX locates rules of derivatives where their function is called.
             in_rule = "jvp(" in stack or "transpose(" in stack
             if in_rule and names.mesh_axes.intersection(over):  # a library reduces over the mesh axis alone, silently
-                in_rule = not spans or is_under(spans[0][0], root)
+                in_rule = not spans or any(f.piece.holds(spans[0]) for f in functions)
             stays = in_rule or all(map(names.stays, over))
             if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
                 continue

@@ -120,6 +120,7 @@ class Recorder:
             for c in made_by:
                 with self.lock:
                     c.placed = [*c.placed, made][:MOST_TRACES]
+                    c.given = [*c.given, jax.tree.map(lambda _: None, args)][:MOST_TRACES]
 
     @property
     def stack(self) -> list[Construction]:
@@ -260,6 +261,7 @@ class Recorder:
         for c in constructions:  # what one has traced, others of the same function need not trace again
             same = [o for o in constructions if any(f is g for f in c.functions for g in o.functions)]
             c.placed = list({id(p): p for o in same for p in o.placed}.values()) if c.calls else []
+            c.given = [args for o in same for args in o.given]
             c.refused = refused.get(c.key, "")
         edits = importlib.import_module("xmap_compat.tools.leave.edits")
         try:
