@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
@@ -64,7 +65,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
 
 def _tangent_like(ev, primal, tangent, eqn):
     if tangent is None:
-        return dataclasses.replace(primal, data=_jax.symbolic_zero(jax.typeof(primal.data).to_tangent_aval()))
+        return dataclasses.replace(primal, data=SymbolicZero(jax.typeof(primal.data).to_tangent_aval()))
     if not tangent.names <= primal.names:
         raise _tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
     return cast_alike(ev.view, [primal, laid_out(ev.view, tangent, primal.dims, primal.names)])[1]
