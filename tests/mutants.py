@@ -147,9 +147,6 @@ found_by(
     "test_named_numpy::test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros",
     edits={
         "(jnp.max, -jnp.inf)": "(jnp.max, 0.0)",
-        "where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)": (
-            "where = tuple(sorted(a + len(names) if isinstance(a, int) else names.index(a) for a in axes))"
-        ),
     },
 )
 found_by(
@@ -529,7 +526,7 @@ found_by(
         "order.extend(loops.index(loop) for loop in place.loops)": (
             "order.extend(sorted(loops.index(loop) for loop in place.loops))"
         ),
-        "mine = [loop for loop in loops if loop in looped]": "mine = list(looped)",
+        "own = [loop for loop in loops if loop in looped]": "own = list(looped)",
         "inside.update(dict.fromkeys(eqn.outvars, together))": (
             "inside.update(dict.fromkeys(eqn.outvars, frozenset().union(*own.values())))"
         ),
@@ -646,7 +643,6 @@ found_by(
     },
 )
 found_by(
-    "test_combinations::test_a_function_with_a_batching_rule_hides_no_names",
     "test_primitives",
     edits={"used = names_used(eqn) & self.placements.keys()": "used = frozenset()"},
 )

@@ -58,12 +58,12 @@ class Mesh(jax.sharding.Mesh):
         # JAX keeps one mesh for each array of devices, and compares meshes by identity.  We do the same: our mesh has
         # all attributes of JAX's mesh, and two of ours are equal if they have the same mesh of JAX's.
         physical_mesh = jax.sharding.Mesh(devices, names, axis_types)
-        made = _meshes.get(physical_mesh)
-        if made is None:
-            made = object.__new__(cls)
-            made.__dict__.update(vars(physical_mesh), physical_mesh=physical_mesh)
-            _meshes[physical_mesh] = made
-        return made
+        mesh = _meshes.get(physical_mesh)
+        if mesh is None:
+            mesh = object.__new__(cls)
+            mesh.__dict__.update(vars(physical_mesh), physical_mesh=physical_mesh)
+            _meshes[physical_mesh] = mesh
+        return mesh
 
     @_jax.api_boundary
     def __enter__(self) -> Mesh:
