@@ -506,7 +506,7 @@ found_by(
     edits={
         "if order <= _ORDERS and isinstance(_jax.read(eqn), (": "if False and isinstance(_jax.read(eqn), (",
         "names.append(frozenset(ev.view.placements))": "pass",
-        "apart = lambda name: name not in self.mask.names and self.ev.view.is_own(name)": "apart = lambda name: False",
+        "together = lambda name: name not in self.mask.names and": "together = lambda name: False and",
         "run([eqn], own if place is _Place.OWN else shared)": "run([eqn], own)",
         "whole = any(flowing) or any(alone)": "whole = any(alone)",
         "(inside if place is _Place.INSIDE else self.ev).run(": "self.ev.run(",
