@@ -751,6 +751,21 @@ def test_one_function_serves_xmaps_that_split_an_axis_in_several_ways_on_one_mes
     assert_close(left.run(), (x - x.mean(0),) * 4)
 
 
+def test_an_axis_of_another_run_that_has_the_name_of_its_mesh_axis_is_refused(tmp_path, monkeypatch):
+    program = """
+        def centred(name):
+            return xmap(lambda v: v - lax.pmean(v, name), [name, ...], [name, ...], axis_resources={name: 'd'})
+
+        with Mesh(devices[:4], 'd'):
+            results = centred('i')(x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    assert_close(left.run(), x - x.mean(0))
+    left.texts["program.py"] = left.text.replace("centred('i')", "centred('d')")
+    with pytest.raises(ValueError, match="collectives over 'd' are written for "):
+        left.run()
+
+
 EXCHANGED = {
     "a part of the mesh axes": ("'d'", "('d', 'e')", "'i', 'd', 'e'"),
     "the other order": ("('d', 'e')", "('e', 'd')", "'d', 'e'"),
