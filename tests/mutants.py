@@ -147,9 +147,6 @@ found_by(
     "test_named_numpy::test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros",
     edits={
         "(jnp.max, -jnp.inf)": "(jnp.max, 0.0)",
-        "where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)": (
-            "where = tuple(sorted(a + len(names) if isinstance(a, int) else names.index(a) for a in axes))"
-        ),
     },
 )
 found_by(

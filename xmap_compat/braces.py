@@ -6,7 +6,7 @@ mention and the output does not are contracted.  Axes that the spec does not men
 
 from __future__ import annotations
 
-import string
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import opt_einsum
 from jax import lax
 
-from xmap_compat import _jax, errors
+from xmap_compat import _jax
 from xmap_compat.core.errors import should_be, unbound_name
 from xmap_compat.core.rules.contraction import (
     Skipped,
@@ -27,8 +27,7 @@ from xmap_compat.core.rules.contraction import (
 )
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.trace import sizes_in_scope
-
-ELLIPSIS = "..."
+from xmap_compat.einsum_spec import ELLIPSIS, parse
 
 
 @_jax.api_boundary
@@ -73,9 +72,9 @@ def einsum(
     Source: ``jax.numpy.einsum`` with braces and ``jax.lax.xeinsum`` (until 0.4.21 and 0.4.30), which
     took two operands and left a skipped axis undefined.
     """
-    parsed = _parse(spec)
+    parsed = parse(spec)
     if len(operands) != len(parsed.inputs):
-        raise errors.einsum_operand_count(spec, len(parsed.inputs), len(operands))
+        raise _einsum_operand_count(spec, len(parsed.inputs), len(operands))
     arrays = [jnp.asarray(x) for x in operands]
     _check_strategy(optimize)
     dtype = jnp.result_type(*arrays)
@@ -105,127 +104,6 @@ def xeinsum(spec: str, *operands: jax.typing.ArrayLike) -> jax.Array:
     return einsum(spec, *operands)
 
 
-# ------------------------------------------------------------------------- parsing
-
-
-class _Term(NamedTuple):
-    """One operand (or the output) of a spec.
-
-    Attributes:
-      letters: positional dimensions in order; ``'...'`` may be one of them.
-      names: the names in braces.
-      text: the part of the spec, for messages.
-    """
-
-    letters: tuple[str, ...]
-    names: tuple[str, ...]
-    text: str
-
-
-class Spec(NamedTuple):
-    source: str
-    inputs: tuple[_Term, ...]
-    output: _Term
-
-
-def _parse(spec: str) -> Spec:
-    """Parse a spec; errors show the offending character."""
-    if not isinstance(spec, str):
-        raise should_be("The first argument of a named einsum", "a string like 'n{b,k},{k}->n{b}'", spec)
-    left, arrow, right = spec.partition("->")
-    inputs = tuple(_parse_term(spec, start, text) for start, text in _split_operands(spec, left))
-    if not arrow:
-        return Spec(spec, inputs, _implicit_output(inputs))
-    start = len(left) + 2
-    if "->" in right:
-        raise errors.malformed_einsum(spec, start + right.index("->"), "a second '->'")
-    for at, _ in list(_split_operands(spec, right))[1:]:
-        raise errors.malformed_einsum(spec, start + at - 1, "a comma in the output")
-    output = _parse_term(spec, start, right)
-    _check_output(spec, start, output, inputs)
-    return Spec(spec, inputs, output)
-
-
-def _split_operands(spec, text):
-    """``(start, operand)`` for the parts between commas outside of braces."""
-    depth, begin = 0, 0
-    for k, character in enumerate(text):
-        depth += (character == "{") - (character == "}")
-        if character == "," and depth == 0:
-            yield begin, text[begin:k]
-            begin = k + 1
-    yield begin, text[begin:]
-
-
-def _parse_term(spec, start, text):
-    letters: list[str] = []
-    names: tuple[str, ...] | None = None
-    k = 0
-    while k < len(text):
-        character = text[k]
-        if character == "{":
-            if names is not None:
-                raise errors.malformed_einsum(spec, start + k, "a second pair of braces in one operand")
-            names, k = _parse_names(spec, start, text, k)
-        elif text.startswith(ELLIPSIS, k):
-            if ELLIPSIS in letters:
-                raise errors.malformed_einsum(spec, start + k, "a second ellipsis in one operand")
-            letters.append(ELLIPSIS)
-            k += len(ELLIPSIS)
-        elif character in string.ascii_letters:
-            letters.append(character)
-            k += 1
-        elif character == " ":
-            k += 1
-        else:
-            unknown = f"{character!r} is neither a letter, a brace, '...' nor '->'"
-            reason = "a closing brace without an opening one" if character == "}" else unknown
-            raise errors.malformed_einsum(spec, start + k, reason)
-    return _Term(tuple(letters), names or (), text.strip())
-
-
-def _parse_names(spec, start, text, k):
-    """The names between the brace at ``k`` and the closing brace, and the position after that brace."""
-    end = text.find("}", k)
-    if end < 0:
-        raise errors.malformed_einsum(spec, start + k, "this brace is never closed")
-    inside = text[k + 1 : end]
-    if "{" in inside:
-        raise errors.malformed_einsum(spec, start + k + 1 + inside.index("{"), "a brace within braces")
-    names: list[str] = []
-    at = k + 1
-    for part in inside.split(",") if inside.strip() else []:
-        name = part.strip()
-        if not name:
-            raise errors.malformed_einsum(spec, start + at, "an axis name is missing here")
-        if name in names:
-            raise errors.malformed_einsum(spec, start + at, f"the axis {name} is named twice in one operand")
-        names.append(name)
-        at += len(part) + 1
-    return tuple(names), end + 1
-
-
-def _implicit_output(inputs):
-    """The labels that appear once: letters in alphabetical order after an ellipsis, as in NumPy, and names."""
-    letters = [x for t in inputs for x in t.letters if x != ELLIPSIS]
-    names = [n for t in inputs for n in t.names]
-    dots = [ELLIPSIS] if any(ELLIPSIS in t.letters for t in inputs) else []
-    once = sorted(x for x in set(letters) if letters.count(x) == 1)
-    return _Term((*dots, *once), tuple(n for n in names if names.count(n) == 1), "")
-
-
-def _check_output(spec, start, output, inputs):
-    text = spec[start:]
-    for kind, seen in (("letters", set()), ("names", set())):
-        known = {x for t in inputs for x in getattr(t, kind)}
-        for x in getattr(output, kind):
-            if x in seen:
-                raise errors.malformed_einsum(spec, start + text.rindex(x), f"{x} appears twice in the output")
-            if x not in known and x != ELLIPSIS:
-                raise errors.malformed_einsum(spec, start + text.index(x), f"{x} appears in no input")
-            seen.add(x)
-
-
 # ------------------------------------------------------------------- binding operands
 
 
@@ -244,7 +122,7 @@ def _operand(parsed, index, data):
     names = frozenset(_axis_called(name, parsed.source) for name in term.names)
     letters = _expand_ellipsis(term.letters, data.ndim)
     if len(letters) != data.ndim:
-        raise errors.einsum_rank(parsed.source, index, term.text, len(term.letters), data.shape)
+        raise _einsum_rank(parsed.source, index, term.text, len(term.letters), data.shape)
     operand = _LabeledArray(data, letters, names, term.text, index)
     return _take_diagonals(parsed.source, operand) if len(set(letters)) < len(letters) else operand
 
@@ -268,7 +146,7 @@ def _take_diagonals(spec, operand):
     sizes = dict(zip(operand.letters, operand.data.shape))
     for letter, size in zip(operand.letters, operand.data.shape):
         if sizes[letter] != size:
-            raise errors.einsum_size(spec, letter, size, sizes[letter], operand.position)
+            raise _einsum_size(spec, letter, size, sizes[letter], operand.position)
     unique = tuple(dict.fromkeys(operand.letters))
     symbols = {x: opt_einsum.get_symbol(k) for k, x in enumerate(unique)}
     subscripts = "".join(symbols[x] for x in operand.letters)
@@ -292,7 +170,7 @@ def _sizes(spec, terms):
             if known == 1:
                 sizes[letter] = size
             elif size not in (known, 1):
-                raise errors.einsum_size(spec, letter, known, size, term.position)
+                raise _einsum_size(spec, letter, known, size, term.position)
     return sizes
 
 
@@ -349,3 +227,22 @@ def _mentions(spec, terms) -> Skipped | None:
     mentioned = {axis: describe(t) for t in reversed(terms) for axis in sorted(t.names, key=str)}
     skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)
     return Skipped(spec, tuple(map(describe, terms)), skipped) if any(skipped) else None
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _einsum_operand_count(spec: str, expected: int, given: int) -> ValueError:
+    return ValueError(f"The einsum {spec!r} describes {expected} operands, but got {given}. Pass one for each part")
+
+
+def _einsum_rank(spec: str, index: int, text: str, letters: int, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"Operand {index} of the einsum {spec!r} is described by {text!r}, which has {letters} positional dimensions, "
+        f"but its positional shape is {tuple(shape)}. Write named axes in braces"
+    )
+
+
+def _einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> ValueError:
+    which = "a dimension under the ellipsis" if isinstance(letter, int) else f"the dimension {letter}"
+    return ValueError(f"In {spec!r}, {which} has size {known} and, in operand {index}, {size}. Pass arrays of one size")

@@ -61,27 +61,6 @@ def unknown_backend(backend: str, known: Iterable[str]) -> RuntimeError:
     return RuntimeError(f"xmap backend {backend!r} is not available. Use {' or '.join(known)}, or leave it out")
 
 
-def malformed_einsum(spec: str, position: int, reason: str) -> ValueError:
-    position = min(position, len(spec))
-    return ValueError(f"Malformed einsum specification: {reason}\n  {spec}\n  {' ' * position}^")
-
-
-def einsum_operand_count(spec: str, expected: int, given: int) -> ValueError:
-    return ValueError(f"The einsum {spec!r} describes {expected} operands, but got {given}. Pass one for each part")
-
-
-def einsum_rank(spec: str, index: int, text: str, letters: int, shape: Sequence[int]) -> ValueError:
-    return ValueError(
-        f"Operand {index} of the einsum {spec!r} is described by {text!r}, which has {letters} positional dimensions, "
-        f"but its positional shape is {tuple(shape)}. Write named axes in braces"
-    )
-
-
-def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> ValueError:
-    which = "a dimension under the ellipsis" if isinstance(letter, int) else f"the dimension {letter}"
-    return ValueError(f"In {spec!r}, {which} has size {known} and, in operand {index}, {size}. Pass arrays of one size")
-
-
 def lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> ValueError:
     return ValueError(
         f"{fun} was applied along the named axis `{axis}` of size {size} with keep=True, but returned an array of "

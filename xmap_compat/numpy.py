@@ -22,6 +22,7 @@ from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xmap_compat import _jax, errors
@@ -118,7 +119,7 @@ def _over_whole(function, x, axes, options):
 
 def _over_one(function, x, axes, options, keep=False):
     _check_one(function, axes)
-    options.pop("keepdims", None)  # a named axis leaves no dimension to keep
+    options |= {} if keep else {"keepdims": False}  # a named axis leaves no dimension to keep
     return _of_whole(lambda v: function(v, axis=0, **options), x, axes, keep)
 
 
@@ -131,28 +132,26 @@ def _norm(function, x, axes, options):
 
 
 def _average(function, x, axes, options):
-    weights = jnp.asarray(options.pop("weights", 1))
+    returned, weights = options.pop("returned", False), jnp.asarray(options.pop("weights", 1))
     if weights.shape not in ((), x.shape):
         raise core_errors.should_be("The shape of average's weights along a named axis", f"{x.shape}", weights.shape)
     weights = jnp.broadcast_to(weights, x.shape).astype(jnp.result_type(x, weights, float))
-    return jnp.sum(x * weights, axis=axes, **options) / jnp.sum(weights, axis=axes, **options)
+    total = jnp.sum(weights, axis=axes, **options)
+    mean = jnp.sum(x * weights, axis=axes, **options) / total
+    return (mean, total) if returned else mean
 
 
-def _moved(x, axis, to):
-    """Each element of a named axis at ``to(index, size)``."""
-    size = lax.axis_size(axis)
-    return lax.ppermute(x, axis, [(k, to(k, size) % size) for k in range(size)])
-
-
-def _flip(function, x, axes, options):
+def _reordered(function, x, axes, options):
+    """The elements of a named axis, in the order that NumPy's function of the same name gives their numbers."""
     _check_one(function, axes)
-    return _moved(x, axes[0], lambda k, size: -1 - k)
+    shift = {name: operator.index(value) for name, value in options.items()}
+    sources = getattr(np, function.__name__)(np.arange(lax.axis_size(axes[0])), **shift).tolist()
+    return lax.ppermute(x, axes[0], sorted(zip(sources, range(len(sources)))))
 
 
-def _roll(function, x, axes, options):
+def _take(function, x, axes, options):
     _check_one(function, axes)
-    shift = operator.index(options["shift"])
-    return _moved(x, axes[0], lambda k, size: k + shift)
+    return function(lax.all_gather(x, axes[0]), axis=0, **options)
 
 
 def _check_one(function, axes):
@@ -208,13 +207,13 @@ argsort = _row(jnp.argsort, _kept, KEPT, "axis='i' -> ['i'] -> [1, 2, 0]")
 average = _row(jnp.average, _average, f"{ANY}, weights in the shape of the array", "axis='i' -> {} -> 2.0")
 cumprod = _row(jnp.cumprod, _kept, KEPT, "axis='i' -> ['i'] -> [3, 3, 6]")
 cumsum = _row(jnp.cumsum, _kept, KEPT, "axis='i' -> ['i'] -> [3, 4, 6]")
-flip = _row(jnp.flip, _flip, KEPT, "axis='i' -> ['i'] -> [2, 1, 3]")
+flip = _row(jnp.flip, _reordered, KEPT, "axis='i' -> ['i'] -> [2, 1, 3]")
 median = _row(jnp.median, _over_whole, f"{ANY}, gathered", "axis='i' -> {} -> 2.0")
 nanmax = _row(jnp.nanmax, _extremum, ANY, "axis='i' -> {} -> 3")
 nanmin = _row(jnp.nanmin, _extremum, ANY, "axis='i' -> {} -> 1")
 norm = _row(jnp.linalg.norm, _norm, f"{ANY}, with ord one at a time", "ord=1, axis='i' -> {} -> 6.0")
 prod = _row(jnp.prod, _over_whole, f"{ANY}, gathered", "axis='i' -> {} -> 6")
 quantile = _row(jnp.quantile, _over_whole, f"{ANY}, gathered", "q=0.25, axis='i' -> {} -> 1.5")
-roll = _row(jnp.roll, _roll, f"{KEPT}, by a Python integer", "shift=1, axis='i' -> ['i'] -> [2, 3, 1]")
+roll = _row(jnp.roll, _reordered, f"{KEPT}, by a Python integer", "shift=1, axis='i' -> ['i'] -> [2, 3, 1]")
 sort = _row(jnp.sort, _kept, KEPT, "axis='i' -> ['i'] -> [1, 2, 3]")
-take = _row(jnp.take, _over_one, ONE, "jnp.array([2, 0]), axis='i' -> {} -> [2, 3]")
+take = _row(jnp.take, _take, ONE, "jnp.array([2, 0]), axis='i' -> {} -> [2, 3]")

@@ -12,19 +12,10 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.core.call import partition_spec
 from xmap_compat.core.errors import axes_text, not_divisible, should_be
+from xmap_compat.core.fit import broadcast_specs, check_argument, infer_sizes
 from xmap_compat.core.mesh import devices_of, mesh_of_jax
 from xmap_compat.core.placement import Scope, current_scope, parse_axis_resources, place_axes
-from xmap_compat.core.specs import (
-    AxisName,
-    AxisSpec,
-    argument_path,
-    broadcast_specs,
-    check_argument,
-    infer_sizes,
-    parse_axis_sizes,
-    parse_specs,
-    spec_names,
-)
+from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, parse_axis_sizes, parse_specs, spec_names
 
 
 @_jax.api_boundary

@@ -60,8 +60,8 @@ AS_JAX = {
         f"norm {ord}": lambda f, x, axis, ord=ord: getattr(f, "linalg", f).norm(x, ord, axis)
         for ord in [None, 0, 1, 3, -2, np.inf, -np.inf]
     },
-    "average": lambda f, x, axis: f.average(x, axis),
-    "weighted average": lambda f, x, axis: f.average(x, axis, weights=x * x + 1),
+    "average": lambda f, x, axis: f.average(x, axis, returned=True),
+    "weighted average": lambda f, x, axis: f.average(x, axis, weights=x * x + 1, returned=True),
 }
 QUANTILES = np.array([0.25, 0.8], np.float32)
 # With ord over several axes it is the norm of a matrix; ties share alike or not by the order of the dimensions.

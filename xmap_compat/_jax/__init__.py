@@ -29,10 +29,7 @@ from xmap_compat._jax.equations import (
     Scan,
     ShardMap,
     While,
-    instantiate_symbolic,
-    is_symbolic_zero,
     read,
-    symbolic_zero,
 )
 from xmap_compat._jax.inlining import inline_calls
 from xmap_compat._jax.jaxprs import (
@@ -95,6 +92,7 @@ from xmap_compat._jax.types import (
     draws_from_rbg,
     explicit_spec,
     float0,
+    instantiate_symbolic,
     is_key,
     varying_axes,
     varying_axes_of,

@@ -15,10 +15,8 @@ from jax.extend.core import primitives
 from jax.interpreters import ad
 
 from xmap_compat._jax.jaxprs import HiPrim, bind_params, subjaxprs
-from xmap_compat._jax.types import float0
+from xmap_compat._jax.types import float0, instantiate_symbolic
 from xmap_compat._jax.version import VERSION
-
-_SymbolicZero = jax.custom_derivatives.SymbolicZero
 
 
 class Call(NamedTuple):
@@ -122,8 +120,9 @@ class CustomVjp(NamedTuple):
 
         def run_bwd(*args):
             out = bwd.call_wrapped(*args)
-            cotangents = out[0] if _bwd_returns_logs(out) else out
-            return list(map(instantiate_symbolic, cotangents))
+            # Since 0.10 the flattened rule may return (cotangents, logs).
+            has_logs = isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], (list, tuple))
+            return list(map(instantiate_symbolic, out[0] if has_logs else out))
 
         return run_fwd, run_bwd, bound["out_trees"]
 
@@ -299,25 +298,3 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], _Structured | None]] = {
     "call_hi_primitive": _operation,
     "shard_map": _shard_map,
 }
-
-
-def _bwd_returns_logs(out) -> bool:
-    """Since 0.10 the flattened backward rule may return ``(cotangents, logs)``."""
-    return isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], (list, tuple))
-
-
-def is_symbolic_zero(x: Any) -> bool:
-    """Whether a tangent or cotangent is one that a rule knows to be zero."""
-    return isinstance(x, _SymbolicZero)
-
-
-def symbolic_zero(aval: Any) -> Any:
-    """A tangent or cotangent that is known to be zero."""
-    return _SymbolicZero(aval)
-
-
-def instantiate_symbolic(x: Any) -> Any:
-    """A cotangent as an array: zeros for a symbolic zero."""
-    if isinstance(x, (ad.Zero, _SymbolicZero)):
-        return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
-    return x

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import primitives
+from jax.interpreters import ad
 
 from xmap_compat._jax.version import VERSION
 
@@ -62,3 +64,10 @@ def varying_like(aval: Any, mesh_axes: Iterable[Any]) -> Any:
     if VERSION >= (0, 10, 0):
         return aval.update(sharding=sharding, manual_axis_type=aval.manual_axis_type.update(varying=varying))
     return aval.update(sharding=sharding, vma=varying)
+
+
+def instantiate_symbolic(x: Any) -> Any:
+    """A cotangent as an array: zeros for a symbolic zero."""
+    if isinstance(x, (ad.Zero, jax.custom_derivatives.SymbolicZero)):
+        return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
+    return x

@@ -11,17 +11,9 @@ import jax.numpy as jnp
 
 from xmap_compat import _jax
 from xmap_compat.core.errors import LEGACY, quoted, reference_from_outside
+from xmap_compat.core.fit import broadcast_specs, check_argument, check_containers, infer_sizes
 from xmap_compat.core.placement import Resources
-from xmap_compat.core.specs import (
-    AxisName,
-    AxisSpec,
-    argument_path,
-    broadcast_specs,
-    check_argument,
-    check_containers,
-    infer_sizes,
-    spec_names,
-)
+from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, spec_names
 
 
 @dataclasses.dataclass(frozen=True)

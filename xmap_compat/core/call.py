@@ -14,6 +14,7 @@ from xmap_compat.core import errors, undeclared
 from xmap_compat.core.arguments import Arguments, Declaration, bind_arguments
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.errors import LEGACY, as_set, quoted, show, subject
+from xmap_compat.core.fit import broadcast_specs, check_containers, check_result
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import axes
@@ -27,15 +28,7 @@ from xmap_compat.core.placement import (
     enclosing_bodies,
     place_axes,
 )
-from xmap_compat.core.specs import (
-    AxisName,
-    AxisSpec,
-    argument_path,
-    broadcast_specs,
-    check_containers,
-    check_result,
-    spec_names,
-)
+from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.trace import NamedProgram, trace_program
 
 
@@ -196,8 +189,6 @@ def _bind_results(declared, program, sizes):
     if not program.out_types and not jax.tree.leaves(declared.out_specs) and declared.out_specs == ():
         raise errors.no_results()
     specs = declared.out_specs
-    if tree is None and spec_names(specs):
-        raise errors.not_a_prefix("out_axes", declared.out_source, ("result", "names", "None", ()))
     if isinstance(specs, list) and isinstance(tree, tuple):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)

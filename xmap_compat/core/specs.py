@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xmap_compat import _jax
-from xmap_compat.core import errors
+from xmap_compat.core.errors import LEGACY, should_be, show
 
 AxisName = Hashable
 AxisNames = Sequence[AxisName]
@@ -61,12 +60,12 @@ def parse_specs(where: str, tree: Any) -> Any:
         # The arguments are a tuple: a dictionary can only be one specification for all of them.
         for position, name in tree.items():
             if isinstance(position, int) and isinstance(name, tuple):
-                raise errors.bad_axis_name(where, name, where, tree)
+                raise _bad_axis_name(where, name, where, tree)
     try:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_spec)
     except ValueError:
         # JAX sorts the keys of dictionaries, and these cannot be compared.
-        raise errors.bad_spec(where, tree, where) from None
+        raise _bad_spec(where, tree, where) from None
     specs = [_parse_spec(where, leaf, argument_path(path, where)) for path, leaf in leaves]
     return jax.tree.unflatten(treedef, specs)
 
@@ -74,56 +73,6 @@ def parse_specs(where: str, tree: Any) -> Any:
 def spec_names(specs: Any) -> list[AxisName]:
     """The axis names of parsed specs, each once, in the order of their appearance."""
     return list(dict.fromkeys(name for spec in jax.tree.leaves(specs) for _, name in spec.names))
-
-
-def broadcast_specs(where: str, specs: Any, tree: Any, source: Any, root: str = "") -> list[AxisSpec]:
-    """One spec per leaf of ``tree``, which the parsed ``specs`` are a prefix of.
-
-    Args:
-      root: what ``tree`` is, for messages; by default the tuple of all arguments, or the result.
-    """
-
-    flat: list[AxisSpec] = []
-
-    def repeat(spec, subtree):
-        flat.extend([spec] * len(jax.tree.leaves(subtree)))
-
-    try:
-        jax.tree.map(repeat, specs, tree)
-    except (ValueError, TypeError):
-        path = root or ("args" if where == "in_axes" else "result")
-        parting = _parting(specs, tree, path) or (path, errors.show(source), str(jax.tree.structure(tree)), ())
-        raise errors.not_a_prefix(where, source, parting, is_of_xmap=not root) from None
-    return flat
-
-
-def _parting(specs: Any, tree: Any, path: str) -> tuple[str, str, str, Sequence[Any]] | None:
-    """Where specs stop being a prefix of a tree, what the two have there, and keys that the specs lack."""
-    if isinstance(specs, AxisSpec):
-        return None
-    asked, found = _children(specs), _children(tree)
-    if asked[1] != found[1]:
-        is_dict = isinstance(specs, dict) and isinstance(tree, dict)
-        missing = [key for key in tree if key not in specs] if is_dict else ()
-        return path, _describe_node(specs), _describe_node(tree), missing
-    below = (_parting(s, t, argument_path(key, path)) for (key, s), (_, t) in zip(asked[0], found[0]))
-    return next((parting for parting in below if parting is not None), None)
-
-
-def _children(node):
-    """The children of a pytree node with their keys, and its own structure."""
-    return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-
-
-def _describe_node(node):
-    if node is None or (isinstance(node, (tuple, list, dict)) and not node):
-        return repr(node)
-    if jax.tree_util.all_leaves([node]):
-        return "an array" if getattr(node, "shape", ()) or not getattr(node, "weak_type", True) else "a Python scalar"
-    if isinstance(node, dict):
-        return f"a {type(node).__name__} with the keys {', '.join(map(repr, node))}"
-    length = f" of length {len(node)}" if isinstance(node, (tuple, list)) else ""
-    return (f"a {type(node).__name__}" if type(node) in (tuple, list) else f"the class {type(node).__name__}") + length
 
 
 def argument_path(args_path: Sequence[Any], root: str) -> str:
@@ -136,69 +85,18 @@ def argument_path(args_path: Sequence[Any], root: str) -> str:
     return root + "".join(keys)
 
 
-def check_containers(where: str, specs: Sequence[AxisSpec], tree: Any, root: str) -> None:
-    """Raise if a spec names dimensions of arrays in a container that holds a shape, which would be another one."""
-    for path, container, leaves in _jax.shaped_containers(tree):
-        if spec := next((spec for spec in specs[leaves] if spec.names), None):
-            raise errors.container_with_shape(where, argument_path(path, root), type(container).__name__, spec.source)
-
-
-def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: bool) -> None:
-    """Raise unless an argument has the dimensions that its spec names or asserts."""
-    if spec.needed_rank > len(shape):
-        if is_scalar:
-            raise errors.scalar_argument_mapped(spec.source, spec.needed_rank, path)
-        if spec.rank is None:
-            raise errors.argument_rank_too_small(spec.source, spec.needed_rank, path, shape)
-    if spec.rank is not None and spec.rank != len(shape):
-        raise errors.rank_differs(spec.source, spec.rank, path, shape, "in_axes")
-
-
-def check_result(spec: AxisSpec, positional_shape: Sequence[int], path: str, sizes: Mapping[AxisName, int]) -> None:
-    """Raise unless a result has enough positional dimensions for its spec.
-
-    Args:
-      positional_shape: the shape of the function's result inside the body.
-      sizes: axis sizes, to print the shape that the result would have.
-    """
-    ndim, named = len(positional_shape), len(spec.names)
-    if spec.needed_rank > ndim + named:
-        raise errors.output_rank_too_small(spec.source, spec.needed_rank - named, path, ndim)
-    if spec.rank is not None and spec.rank != ndim + named:
-        shape = list(positional_shape)
-        for position, name in spec.names:
-            shape.insert(position, sizes[name])
-        raise errors.rank_differs(spec.source, spec.rank, path, shape, "out_axes")
-
-
-def infer_sizes(
-    specs: Sequence[AxisSpec], shapes: Sequence[Sequence[int]], paths: Sequence[str], given: Mapping[AxisName, int]
-) -> dict[AxisName, int]:
-    """Infer axis sizes from ``axis_sizes`` and from the arguments; all must agree."""
-    sizes = dict(given)
-    origins = dict.fromkeys(given, "axis_sizes")
-    for spec, shape, path in zip(specs, shapes, paths):
-        for dim, name in spec.names:
-            known = sizes.setdefault(name, shape[dim])
-            origin = origins.setdefault(name, path)
-            if known != shape[dim]:
-                is_for_all = len(specs) > 1 and all(other is spec for other in specs)
-                raise errors.size_conflict(name, known, origin, shape, spec.source, dim, path, is_for_all)
-    return sizes
-
-
 def parse_axis_sizes(axis_sizes: Any) -> dict[AxisName, int]:
     if axis_sizes is None:
         return {}
     if not isinstance(axis_sizes, Mapping):
-        raise errors.should_be("axis_sizes", "a dictionary, such as {'batch': 8}", axis_sizes)
+        raise should_be("axis_sizes", "a dictionary, such as {'batch': 8}", axis_sizes)
     sizes = {}
     for name, size in axis_sizes.items():
         check_name("axis_sizes", name)
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
-            raise errors.should_be(f"The size of axis {name} in axis_sizes", "an integer, such as 8", size)
+            raise should_be(f"The size of axis {name} in axis_sizes", "an integer, such as 8", size)
         if size < 0:
-            raise errors.should_be(f"The size of axis {name} in axis_sizes", "at least 0", size, ValueError)
+            raise should_be(f"The size of axis {name} in axis_sizes", "at least 0", size, ValueError)
         sizes[name] = int(size)
     return sizes
 
@@ -231,14 +129,14 @@ def _parse_spec(where, spec, path):
         return _parse_dict(where, spec, path)
     if isinstance(spec, (list, tuple)):
         return _parse_list(where, spec, path)
-    raise errors.bad_spec(where, spec, path)
+    raise _bad_spec(where, spec, path)
 
 
 def _parse_dict(where, spec, path):
     if not all(isinstance(k, (int, np.integer)) and not isinstance(k, bool) for k in spec):
-        raise errors.bad_spec(where, spec, path)
+        raise _bad_spec(where, spec, path)
     if any(k < 0 for k in spec):
-        raise errors.negative_axis(where, spec, path)
+        raise _negative_axis(where, spec, path)
     return _make_spec(where, [(int(k), spec[k]) for k in sorted(spec)], None, spec, path)
 
 
@@ -248,7 +146,7 @@ def _parse_list(where, spec, path):
     if open_ended:
         entries = entries[:-1]
     if any(entry is ... for entry in entries):
-        raise errors.misplaced_ellipsis(spec, path)
+        raise _misplaced_ellipsis(spec, path)
     pairs = [(k, name) for k, name in enumerate(entries) if name is not None]
     return _make_spec(where, pairs, None if open_ended else len(entries), spec, path)
 
@@ -257,7 +155,7 @@ def _make_spec(where, pairs, rank, source, path):
     for _, name in pairs:
         check_name(where, name, path, source)
     if len({name for _, name in pairs}) != len(pairs):
-        raise errors.repeated_name(where, source, path)
+        raise _repeated_name(where, source, path)
     return AxisSpec(tuple(pairs), rank, source)
 
 
@@ -266,8 +164,76 @@ def check_name(where: str, name: Any, path: str = "", source: Any = None) -> Non
     is_dots = isinstance(name, str) and name == "..."
     others = (bool, np.bool_, tuple, jax.sharding.PartitionSpec)
     if name is None or name is ... or is_dots or isinstance(name, others):
-        raise errors.bad_axis_name(where, name, path, source)
+        raise _bad_axis_name(where, name, path, source)
     try:
         hash(name)
     except TypeError:
-        raise errors.bad_axis_name(where, name, path, source) from None
+        raise _bad_axis_name(where, name, path, source) from None
+
+
+# ----------------------------------------------------------------------------- messages
+
+_PARTITION_SPEC = "a PartitionSpec has a meaning in jit and shard_map only"
+
+
+def _bad_spec(where: str, spec: Any, path: str) -> TypeError:
+    return TypeError(
+        f"{path} is {show(spec)}, which is not an axis specification{_spec_meant(spec)}"
+        f"{LEGACY}Value mapping specification in xmap {where} pytree can be either"
+    )
+
+
+def _spec_meant(spec: Any) -> str:
+    """What to write instead of an invalid specification, if that can be guessed."""
+    if spec is ... or (isinstance(spec, str) and spec == "..."):
+        return ". Write [...] where no dimension is named"
+    if isinstance(spec, str):
+        return f". Write [{spec!r}, ...] for the leading dimension"
+    if isinstance(spec, jax.sharding.PartitionSpec):
+        return f": {_PARTITION_SPEC}. Write a list of names, e.g. ['i', ...]"
+    if isinstance(spec, (set, frozenset)):
+        return ". A set has no order: write a list, or {position: name}"
+    if isinstance(spec, (int, np.integer)):
+        leading = "['name', ...] or " if spec == 0 else ""
+        return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
+    if isinstance(spec, dict) and all(isinstance(value, (int, np.integer)) for value in spec.values()):
+        return f". Write it the other way round: {show({value: key for key, value in spec.items()})}"
+    return ". Write a list of names, or {position: name} with integers for positions"
+
+
+def _bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
+    reason, remedy = "it must be hashable, and neither None nor an ellipsis", "Use a string instead"
+    if isinstance(name, str):
+        reason, remedy = f"`{name!r}` is a string", "Write `...`"
+    if isinstance(name, tuple):
+        reason = "JAX reads a tuple as several names"
+    if isinstance(name, jax.sharding.PartitionSpec):
+        reason, remedy = _PARTITION_SPEC, "Name the dimensions of an array with a list, e.g. ['i', ...]"
+    if isinstance(name, (bool, np.bool_)):
+        reason = "JAX reads a truth value as the position 0 or 1"
+    if isinstance(name, (list, dict)) and isinstance(spec, tuple) and spec[-1] is ...:
+        remedy = "A tuple that ends in ... is one specification: for an argument without names write [...] or {}"
+    seen = f"{path} is {show(spec)}, but" if spec is not None else f"In {where},"
+    return TypeError(f"{seen} {show(name)} cannot be used as an axis name: {reason}. {remedy}")
+
+
+def _misplaced_ellipsis(spec: Any, path: str) -> ValueError:
+    return ValueError(
+        f"{path} is {show(spec)}, but an ellipsis can only end a list of axis names. Use a dictionary to name "
+        "dimensions that are not leading, e.g. {0: 'i', 2: 'j'}"
+    )
+
+
+def _negative_axis(where: str, spec: Any, path: str) -> ValueError:
+    return ValueError(
+        f"{path} is {show(spec)}, but a position cannot be negative. Count from the first dimension"
+        f"{LEGACY}xmap doesn't support negative axes in {where}"
+    )
+
+
+def _repeated_name(where: str, spec: Any, path: str) -> ValueError:
+    diagonal = ". For a diagonal, call jnp.diagonal before" if where == "in_axes" else ""
+    return ValueError(
+        f"{path} is {show(spec)}, which repeats a name. Give each dimension its own name{diagonal}"
+        f"{LEGACY}Named axes should be unique within each {where} argument specification"
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import collectives_of
@@ -26,7 +27,7 @@ def only_arrays(fun):
 
     def apply(*args):
         outs = fun(*args)
-        zeros = (x is None or _jax.is_symbolic_zero(x) or getattr(x, "dtype", None) == _jax.float0 for x in outs)
+        zeros = (x is None or isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == _jax.float0 for x in outs)
         kept[:] = [not zero for zero in zeros]
         return list(itertools.compress(outs, kept))
 
@@ -101,13 +102,13 @@ def collectives_within(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[Axi
 
 def is_no_array(value: NamedValue) -> bool:
     """Whether a tangent or cotangent belongs to an integer, or is known to be zero."""
-    return is_float0(value) or _jax.is_symbolic_zero(value.data)
+    return is_float0(value) or isinstance(value.data, SymbolicZero)
 
 
 def positional_zero(value: NamedValue) -> Any:
     """Zero for one element of the named axes, in the form that a rule expects."""
-    if _jax.is_symbolic_zero(value.data):
-        return _jax.symbolic_zero(jax.core.ShapedArray(value.positional_shape(), value.data.dtype))
+    if isinstance(value.data, SymbolicZero):
+        return SymbolicZero(jax.core.ShapedArray(value.positional_shape(), value.data.dtype))
     return np.zeros(value.positional_shape(), value.data.dtype)
 
 

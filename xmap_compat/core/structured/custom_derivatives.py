@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
@@ -64,7 +65,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
 
 def _tangent_like(ev, primal, tangent, eqn):
     if tangent is None:
-        return dataclasses.replace(primal, data=_jax.symbolic_zero(jax.typeof(primal.data).to_tangent_aval()))
+        return dataclasses.replace(primal, data=SymbolicZero(jax.typeof(primal.data).to_tangent_aval()))
     if not tangent.names <= primal.names:
         raise _tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
     return cast_alike(ev.view, [primal, laid_out(ev.view, tangent, primal.dims, primal.names)])[1]
@@ -90,7 +91,6 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
     names = ev.names_of(call.body, operands)
     run_fwd, run_bwd, layout = call.rules()
     layouts = [(v.dims, v.names, jax.typeof(v.data).dtype) for v in operands]
-    differentiated: set[int] = set()
 
     @jax.custom_vjp
     def fun(*values):
@@ -98,16 +98,17 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]
-        differentiated.update(itertools.compress(itertools.count(), perturbed))
         primals = [dataclasses.replace(v, data=v.data.value) for v in flagged]
         outs = evaluate_callable(ev, functools.partial(run_fwd, perturbed), primals)
         num_residuals = len(outs) - len(names)
         returned = iter(outs[:num_residuals])
         _, _, forwarded = layout()
         residuals = [next(returned) if k is None else primals[k] for k in forwarded]
-        return ev.laid_out(outs[num_residuals:], names), residuals
+        differentiated = {k: None for k, is_perturbed in enumerate(perturbed) if is_perturbed}  # its keys are static
+        return ev.laid_out(outs[num_residuals:], names), (residuals, differentiated)
 
-    def bwd(residuals, cotangents):
+    def bwd(kept, cotangents):
+        residuals, differentiated = kept
         if not call.symbolic_zeros:
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
         # For no other operands: constants of a branch that not all devices take must not need a sum over devices.

@@ -1,0 +1,209 @@
+"""Stage 1: whether specs fit the arguments and results of a call: their trees, ranks and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xmap_compat import _jax
+from xmap_compat.core.errors import LEGACY, show, subject
+from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, spec_names
+
+
+def broadcast_specs(where: str, specs: Any, tree: Any, source: Any, root: str = "") -> list[AxisSpec]:
+    """One spec per leaf of ``tree``, which the parsed ``specs`` are a prefix of.
+
+    Args:
+      root: what ``tree`` is, for messages; by default the tuple of all arguments, or the result.
+    """
+    if tree is None and where == "out_axes" and spec_names(specs):
+        raise _not_a_prefix(where, source, ("result", "names", "None", ()))
+    flat: list[AxisSpec] = []
+
+    def repeat(spec, subtree):
+        flat.extend([spec] * len(jax.tree.leaves(subtree)))
+
+    try:
+        jax.tree.map(repeat, specs, tree)
+    except (ValueError, TypeError):
+        path = root or ("args" if where == "in_axes" else "result")
+        parting = _parting(specs, tree, path) or (path, show(source), str(jax.tree.structure(tree)), ())
+        raise _not_a_prefix(where, source, parting, is_of_xmap=not root) from None
+    return flat
+
+
+def _parting(specs: Any, tree: Any, path: str) -> tuple[str, str, str, Sequence[Any]] | None:
+    """Where specs stop being a prefix of a tree, what the two have there, and keys that the specs lack."""
+    if isinstance(specs, AxisSpec):
+        return None
+    asked, found = _children(specs), _children(tree)
+    if asked[1] != found[1]:
+        is_dict = isinstance(specs, dict) and isinstance(tree, dict)
+        missing = [key for key in tree if key not in specs] if is_dict else ()
+        return path, _describe_node(specs), _describe_node(tree), missing
+    below = (_parting(s, t, argument_path(key, path)) for (key, s), (_, t) in zip(asked[0], found[0]))
+    return next((parting for parting in below if parting is not None), None)
+
+
+def _children(node):
+    """The children of a pytree node with their keys, and its own structure."""
+    return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+
+
+def _describe_node(node):
+    if node is None or (isinstance(node, (tuple, list, dict)) and not node):
+        return repr(node)
+    if jax.tree_util.all_leaves([node]):
+        return "an array" if getattr(node, "shape", ()) or not getattr(node, "weak_type", True) else "a Python scalar"
+    if isinstance(node, dict):
+        return f"a {type(node).__name__} with the keys {', '.join(map(repr, node))}"
+    length = f" of length {len(node)}" if isinstance(node, (tuple, list)) else ""
+    return (f"a {type(node).__name__}" if type(node) in (tuple, list) else f"the class {type(node).__name__}") + length
+
+
+def check_containers(where: str, specs: Sequence[AxisSpec], tree: Any, root: str) -> None:
+    """Raise if a spec names dimensions of arrays in a container that holds a shape, which would be another one."""
+    for path, container, leaves in _jax.shaped_containers(tree):
+        if spec := next((spec for spec in specs[leaves] if spec.names), None):
+            raise _container_with_shape(where, argument_path(path, root), type(container).__name__, spec.source)
+
+
+def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: bool) -> None:
+    """Raise unless an argument has the dimensions that its spec names or asserts."""
+    if spec.needed_rank > len(shape):
+        if is_scalar:
+            raise _scalar_argument_mapped(spec.source, spec.needed_rank, path)
+        if spec.rank is None:
+            raise _argument_rank_too_small(spec.source, spec.needed_rank, path, shape)
+    if spec.rank is not None and spec.rank != len(shape):
+        raise _rank_differs(spec.source, spec.rank, path, shape, "in_axes")
+
+
+def check_result(spec: AxisSpec, positional_shape: Sequence[int], path: str, sizes: Mapping[AxisName, int]) -> None:
+    """Raise unless a result has enough positional dimensions for its spec.
+
+    Args:
+      positional_shape: the shape of the function's result inside the body.
+      sizes: axis sizes, to print the shape that the result would have.
+    """
+    ndim, named = len(positional_shape), len(spec.names)
+    if spec.needed_rank > ndim + named:
+        raise _output_rank_too_small(spec.source, spec.needed_rank - named, path, ndim)
+    if spec.rank is not None and spec.rank != ndim + named:
+        shape = list(positional_shape)
+        for position, name in spec.names:
+            shape.insert(position, sizes[name])
+        raise _rank_differs(spec.source, spec.rank, path, shape, "out_axes")
+
+
+def infer_sizes(
+    specs: Sequence[AxisSpec], shapes: Sequence[Sequence[int]], paths: Sequence[str], given: Mapping[AxisName, int]
+) -> dict[AxisName, int]:
+    """Infer axis sizes from ``axis_sizes`` and from the arguments; all must agree."""
+    sizes = dict(given)
+    origins = dict.fromkeys(given, "axis_sizes")
+    for spec, shape, path in zip(specs, shapes, paths):
+        for dim, name in spec.names:
+            known = sizes.setdefault(name, shape[dim])
+            origin = origins.setdefault(name, path)
+            if known != shape[dim]:
+                is_for_all = len(specs) > 1 and all(other is spec for other in specs)
+                raise _size_conflict(name, known, origin, shape, spec.source, dim, path, is_for_all)
+    return sizes
+
+
+# ----------------------------------------------------------------------------- messages
+
+_FEWER = "Name fewer dimensions, or pass an array that has them"
+
+
+def _not_a_prefix(
+    where: str, specs: Any, parting: tuple[str, str, str, Sequence[Any]], is_of_xmap: bool = True
+) -> ValueError:
+    """``parting``: where the trees differ first, what spec and value have there, and keys that the spec lacks."""
+    place, asked, found, missing = parting
+    same = "keys" if asked[:6] == found[:6] == "a dict" else "structure, or one specification for all of it"
+    advice = f". Give both the same {same}"
+    ours = f"{subject(place)} is {found}, but {where} has {asked} for it"
+    if missing:
+        keys = ", ".join(f"{key!r}: [...] or {{}}" for key in missing)
+        path = where + place.removeprefix("args").removeprefix("result").removeprefix("local")
+        ours, advice = f"{path} lacks {', '.join(map(repr, missing))}, which {place} has", f": add {keys}"
+    elif (found, place) == ("None", "result"):
+        ours, advice = "The function returned None", " (is a `return` missing?), but out_axes have names"
+    elif asked == "None":
+        advice = ". Write {} for what is not mapped"
+    elif where == "in_axes" and place == "args":
+        is_tuple = asked.startswith(found[: found.rfind(" ")])
+        advice = ". Write in_axes as a tuple, with an entry for each argument"
+        advice = ". Call it with as many arguments as in_axes has entries" if is_tuple else advice
+    legacy = f"{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value"
+    return ValueError(f"{ours}{advice}. The {where} here: {show(specs)}{legacy if is_of_xmap else ''}")
+
+
+def _container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeError:
+    of, it = ("results of", "Return") if where == "out_axes" else ("arguments of", "Pass")
+    return TypeError(
+        f"{path} is a {kind}, which holds a shape beside its arrays, so {where} {show(spec)} cannot name dimensions of "
+        f"it. {it} its arrays (data and indices of a BCOO) as {of} their own, and make the {kind} from them"
+    )
+
+
+def _argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"{path} has shape {tuple(shape)}, but {show(spec)} needs at least {_dimensions(needed)}. {_FEWER}"
+        f"{LEGACY}One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at "
+        f"least {needed} dimensions"
+    )
+
+
+def _scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
+    return TypeError(
+        f"{path} is a Python scalar, but {show(spec)} needs at least {_dimensions(needed)}. Pass an array with a "
+        f"dimension for each name{' (a list of numbers is a pytree of scalars)' if path.count('[') > 1 else ''}"
+    )
+
+
+def _output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> ValueError:
+    return ValueError(
+        f"{subject(path)} has {_dimensions(ndim)} without its named axes, but its out_axes {show(spec)} need at least "
+        f"{needed}. Put the named axes at lower positions"
+        f"{LEGACY}One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result"
+    )
+
+
+def _rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int], where: str) -> ValueError:
+    of, included = ("argument", "") if where == "in_axes" else ("output", ", named axes included")
+    return ValueError(
+        f"{subject(path)} has shape {tuple(shape)}{included}, but {show(spec)} names exactly "
+        f"{_exactly(spec, rank, len(shape))}"
+        f"{LEGACY}xmap {of} has an {where} specification of {show(spec)}, which asserts that it"
+    )
+
+
+def _dimensions(count: int) -> str:
+    return "one dimension" if count == 1 else f"{count} dimensions"
+
+
+def _exactly(spec: Any, rank: int, found: int) -> str:
+    """Say what a list without an ellipsis requires, and what to do."""
+    other = "the other" if found == rank + 1 else "the others"
+    advice = f"Write {show([*spec, ...])} or name {other}" if found > rank else _FEWER
+    return f"{_dimensions(rank)}. {advice}"
+
+
+def _size_conflict(
+    name: Hashable, known: int, origin: str, shape: Sequence[int], spec: Any, dim: int, path: str, is_for_all: bool
+) -> ValueError:
+    advice = "If these are different axes, give them different names. If they are one, pass arrays of one length"
+    if is_for_all:
+        advice = "One in_axes is for all arguments. To tell them apart, write a tuple, with {} for what is not mapped"
+    return ValueError(
+        f"Axis `{name}` has size {known} in {origin}, but size {shape[dim]} in {path}, dimension {dim} of its shape "
+        f"{tuple(shape)}. {advice}"
+        f"{LEGACY}The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
+        f"{tuple(shape)} with in_axes specification {show(spec)}. Shape mismatch occurs in dimension {dim}: "
+        f"{shape[dim]} != {known}"
+    )
