@@ -506,7 +506,7 @@ found_by(
     edits={
         "if order <= _ORDERS and isinstance(_jax.read(eqn), (": "if False and isinstance(_jax.read(eqn), (",
         "names.append(frozenset(ev.view.placements))": "pass",
-        "apart = lambda name: name not in self.mask.names and self.ev.view.is_own(name)": "apart = lambda name: False",
+        "together = lambda name: name not in self.mask.names and": "together = lambda name: False and",
         "run([eqn], own if place is _Place.OWN else shared)": "run([eqn], own)",
         "whole = any(flowing) or any(alone)": "whole = any(alone)",
         "(inside if place is _Place.INSIDE else self.ev).run(": "self.ev.run(",
@@ -526,7 +526,7 @@ found_by(
         "order.extend(loops.index(loop) for loop in place.loops)": (
             "order.extend(sorted(loops.index(loop) for loop in place.loops))"
         ),
-        "mine = [loop for loop in loops if loop in looped]": "mine = list(looped)",
+        "own = [loop for loop in loops if loop in looped]": "own = list(looped)",
         "inside.update(dict.fromkeys(eqn.outvars, together))": (
             "inside.update(dict.fromkeys(eqn.outvars, frozenset().union(*own.values())))"
         ),
@@ -643,7 +643,6 @@ found_by(
     },
 )
 found_by(
-    "test_combinations::test_a_function_with_a_batching_rule_hides_no_names",
     "test_primitives",
     edits={"if (used := names_used(eqn) & self.own) or (": "if (used := frozenset()) or ("},
 )

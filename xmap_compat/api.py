@@ -188,24 +188,24 @@ def _check_backend(backend: str | None) -> None:
 def _jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     """The jitted function.  Equal declarations of one function share it, so that a new xmap hits jit's cache."""
     key = (declared.key(), donated)
-    made = _made_for(declared.fun)
-    if key not in made:
-        made[key] = _new_jit(declared, donated)
-    return made[key]
+    jitted = _jitted_of(declared.fun)
+    if key not in jitted:
+        jitted[key] = _new_jit(declared, donated)
+    return jitted[key]
 
 
-def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
+def _jitted_of(fun: Callable[..., Any]) -> dict[Any, Any]:
     """The xmapped functions of a Python function, which are kept on the function itself and freed with it.
 
     The function is kept beside them, because ``functools.wraps`` copies attributes to other functions.
     """
     if not isinstance(fun, types.FunctionType):
         return {}
-    owner, made = fun.__dict__.get("_xmap_compat_made", (None, {}))
+    owner, jitted = fun.__dict__.get("_xmap_compat_made", (None, {}))
     if owner is not fun:
-        made = {}
-        fun.__dict__["_xmap_compat_made"] = (fun, made)
-    return made
+        jitted = {}
+        fun.__dict__["_xmap_compat_made"] = (fun, jitted)
+    return jitted
 
 
 class _XmappedCall:
@@ -224,12 +224,12 @@ class _XmappedCall:
         if kwargs:
             raise errors.keyword_arguments(kwargs)
         arguments = calls.bind_arguments(self.declared, args)
-        made = calls.place_arguments(self.declared, arguments)
-        self.uses_mesh |= made.uses_mesh or made.first_device_of is not None
-        watch.tell(self.declared, made, args)
-        self.compared.traced(self.declared, made, args)
+        placed = calls.place_arguments(self.declared, arguments)
+        self.uses_mesh |= placed.uses_mesh or placed.first_device_of is not None
+        watch.tell(self.declared, placed, args)
+        self.compared.traced(self.declared, placed, args)
         try:
-            return execute.run(made, arguments.leaves)
+            return execute.run(placed, arguments.leaves)
         # Under jax_debug_nans, jit calls this function to find where NaNs come from.
         except FloatingPointError as error:
             # JAX's message names a primitive or nothing.

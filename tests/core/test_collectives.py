@@ -522,40 +522,6 @@ def test_sums_of_python_numbers_are_python_numbers(placement):
     assert [type(value) for value in found] == [int, float, int, int]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("placement", FEW_PLACEMENTS, ids=str)
-def test_collectives_of_constants(placement):
-    """Arrays that the function closes over are not traced; JAX treats some of them specially."""
-    A, B = placement.sizes
-    constant = np.arange(A, dtype=np.float32)
-
-    def body():
-        return (
-            lax.psum(constant, ("a", "b")),
-            lax.pmax(constant, "a"),
-            lax.all_gather(constant, "a"),
-            lax.ppermute(constant, "a", chain(A)),
-            lax.psum_scatter(constant, "a"),
-            lax.pmean(constant, "b"),
-        )
-
-    mapped = xmap(
-        body,
-        (),
-        ([...], [...], [...], ["a", ...], ["a", ...], [...]),
-        axis_sizes={"a": A, "b": B},
-        axis_resources=placement.resources,
-    )
-    with mesh_of(placement):
-        total, largest, gathered, moved, scattered, mean = mapped()
-    np.testing.assert_allclose(total, constant * A * B)
-    np.testing.assert_array_equal(largest, constant)
-    np.testing.assert_array_equal(gathered, np.tile(constant, (A, 1)))
-    np.testing.assert_array_equal(moved, np.where(np.arange(A)[:, None] > 0, constant, 0))
-    np.testing.assert_allclose(scattered, constant * A)
-    np.testing.assert_allclose(mean, constant)
-
-
 ON_TREES = {
     "psum": {},
     "pmax": {},

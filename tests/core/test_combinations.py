@@ -4,7 +4,6 @@ Each feature has its tests elsewhere; what is here needs two of them at once to 
 functions under ``jax.vmap`` and NumPy.
 """
 
-import functools
 import math
 
 import jax
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 from comparing import assert_same
 from jax import lax
-from jax.experimental import io_callback
 from placements import IN_AXES, PLACEMENTS, arguments
 
 from xmap_compat import SerialLoop, pdot, serial_loop, xmap
@@ -305,89 +303,6 @@ def test_axes_may_have_the_same_loops_in_other_orders():
     np.testing.assert_array_equal(second, v * 2)
 
 
-@pytest.mark.parametrize(
-    "resources", [{"i": SerialLoop(2), "j": SerialLoop(4)}, {"j": SerialLoop(2)}, {"i": SerialLoop(8)}], ids=str
-)
-def test_with_several_loops_a_callback_runs_once_for_each_element(resources):
-    log = {"v": [], "both": [], "nothing": []}
-
-    def tell(where, value):
-        log[where].append(float(value))
-        return np.float32(value)
-
-    def told(where, value):
-        return io_callback(functools.partial(tell, where), jax.ShapeDtypeStruct((), jnp.float32), value)
-
-    def body(u, v):
-        return told("both", u * told("v", v)) + told("nothing", jnp.float32(3))
-
-    u, v = np.arange(1, 9, dtype=np.float32), np.arange(1, 5, dtype=np.float32)
-    table = xmap(body, (["i"], ["j"]), ["i", "j"], axis_resources=resources)(u, v)
-    jax.effects_barrier()
-    np.testing.assert_array_equal(table, np.outer(u, v) + 3)
-    assert sorted(log["v"]) == sorted(v)
-    assert sorted(log["both"]) == sorted(np.outer(u, v).ravel())
-    assert log["nothing"] == [3]
-
-
-# ----------------------------------------------------- several axes, values that do not vary
-
-
-def unmapped_operands(a, b):
-    """``{name: (values, rows[a * b, 3])}`` of what varies over no axis, over a, and over b."""
-    _, u, w = arguments(a, b)
-    over_b = numbers(b)
-    return {
-        "none": (w, np.broadcast_to(w, (a * b, 3))),
-        "a": (u, (w * np.repeat(u, b)[:, None])),
-        "b": (over_b, w * np.tile(over_b, a)[:, None]),
-    }
-
-
-def exchanges(n):
-    """``{name: (collective over both axes, the same on rows[n, 3])}``."""
-    spread = lambda v: jnp.arange(1.0, n + 1, dtype=v.dtype)[:, None] * v
-    spread_rows = lambda r: np.arange(1, n + 1)[None, :, None] * r[:, None, :]
-    rotate = [(k, (k + 5) % n) for k in range(n)]
-    some = [(k, k + 3) for k in range(n - 3)]
-    names = ("a", "b")
-    return {
-        "index": (lambda v: v * lax.axis_index(names), lambda r: r * np.arange(n)[:, None]),
-        "rotation": (lambda v: lax.ppermute(v, names, rotate), lambda r: np.roll(r, 5, 0)),
-        "shift": (
-            lambda v: lax.ppermute(v, names, some),
-            lambda r: np.concatenate([np.zeros((3, 3), r.dtype), r[:-3]]),
-        ),
-        "gather": (
-            lambda v: lax.all_gather(v, names)[3] + lax.axis_index(names),
-            lambda r: r[3] + np.arange(n)[:, None] + 0 * r,
-        ),
-        "scatter": (lambda v: lax.psum_scatter(spread(v), names), lambda r: spread_rows(r).sum(0)),
-        "exchange": (
-            lambda v: lax.all_to_all(spread(v), names, 0, 0, tiled=True).sum(0),
-            lambda r: spread_rows(r).sum(0),
-        ),
-    }
-
-
-@pytest.mark.parametrize("resources", [{}, {"a": "x"}, {"b": "x"}, {"a": ("y", "x")}, {"a": "x", "b": "y"}], ids=str)
-def test_collectives_over_several_axes_of_what_does_not_vary(resources, mesh42):
-    a, b = 8, 4
-    operands, operations = unmapped_operands(a, b), exchanges(a * b)
-
-    def body(none, over_a, over_b):
-        values = {"none": none, "a": none * over_a, "b": none * over_b}
-        return {name: {k: f(v) for k, v in values.items()} for name, (f, _) in operations.items()}
-
-    with mesh42:
-        f = xmap(body, ({}, ["a"], ["b"]), {0: "a", 1: "b"}, axis_sizes={"a": a, "b": b}, axis_resources=resources)
-        result = f(*(values for values, _ in operands.values()))
-    for name, (_, on_rows) in operations.items():
-        for operand, (_, rows) in operands.items():
-            expected = on_rows(rows).reshape(a, b, 3)
-            np.testing.assert_allclose(result[name][operand], expected, rtol=1e-5, err_msg=f"{name} of {operand}")
-
-
 # ------------------------------------------------------------------- one function, many calls
 
 
@@ -423,16 +338,6 @@ def test_a_root_varies_over_an_axis_that_only_its_equation_names(mesh42):
         with mesh42:
             found = xmap(root, {}, ["i"], axis_sizes={"i": 8}, axis_resources=resources)(jnp.float32(1))
         np.testing.assert_allclose(found, np.sqrt(2 + np.arange(8)), rtol=1e-6)
-
-
-def test_a_function_with_a_batching_rule_hides_no_names():
-    @jax.custom_batching.custom_vmap
-    def total(x):
-        return lax.psum(x, "i")
-
-    total.def_vmap(lambda size, batched, x: (lax.psum(x, "i"), batched[0]))
-    with pytest.raises(NotImplementedError, match=r"custom_vmap_call.*`i`"):
-        xmap(total, ["i"], ["i"])(np.ones(4))
 
 
 def test_a_jitted_helper_of_a_rule_and_of_the_body_is_evaluated_for_each(mesh42):

@@ -2,12 +2,12 @@
 
 Programs are compiled, and the collectives of the optimized HLO are read: their kind, how many elements each
 device puts in, and which devices take part.  They are compared with what must cross, counted from where
-each element lies, and with hand-written ``jax.shard_map`` programs.
+each element lies; gradients of gathers are compared with hand-written ``jax.shard_map`` programs.
 """
 
 import re
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,11 +49,6 @@ def compiled(body, resources, *, keep="ab", operand="ab", slab=SLAB, mesh=MESH, 
         return mapped.lower(np.zeros((*(size[n] for n in operand), *slab), np.float32)).compile().as_text()
 
 
-def handwritten(body, in_spec, out_spec, shape):
-    mapped = jax.shard_map(body, mesh=MESH.physical_mesh, in_specs=in_spec, out_specs=out_spec)
-    return jax.jit(mapped).lower(np.zeros(shape, np.float32)).compile().as_text()
-
-
 def per_device(resources, *, of="ab"):
     """Elements of both axes that one device holds, times those of a slab."""
     count = int(np.prod([{"a": A, "b": B}[n] for n in of])) * int(np.prod(SLAB))
@@ -77,6 +72,10 @@ PLACEMENTS: list[dict[str, Any]] = [
 FULL: list[dict[str, Any]] = [{"b": ("x", "y")}, {"b": ("y", "x")}]
 
 over_placements = pytest.mark.parametrize("resources", PLACEMENTS, ids=str)
+# An axis and its resources, also where it fills its mesh axes.
+over_axes = pytest.mark.parametrize(
+    ("axis", "resources"), [*(("a", r) for r in PLACEMENTS), *(("b", r) for r in FULL)], ids=str
+)
 
 # ------------------------------------------------------------------------------- reductions
 
@@ -216,17 +215,12 @@ def test_a_permutation_of_whole_elements_looks_nothing_up(kind):
 # ---------------------------------------------------------------------------- gathers, exchanges
 
 
-@over_placements
+@pytest.mark.sampled
+@over_axes
 @pytest.mark.parametrize("options", [{}, {"axis": 1}, {"axis": 1, "tiled": True}], ids=str)
-def test_a_gather_is_one_all_gather_of_each_device_part(options, resources):
-    hlo = compiled(lambda v: lax.all_gather(v, "a", **options), resources, keep="b")
-    assert transfers(hlo) == [Transfer("all-gather", per_device(resources), groups_over(mesh_axes_of(resources, "a")))]
-
-
-@pytest.mark.parametrize("resources", FULL, ids=str)
-def test_a_gather_of_a_full_axis_is_one_all_gather(resources):
-    hlo = compiled(lambda v: lax.all_gather(v, "b"), resources, keep="a")
-    assert transfers(hlo) == [Transfer("all-gather", per_device(resources), groups_over(["x", "y"]))]
+def test_a_gather_is_one_all_gather_of_each_device_part(options, axis, resources):
+    hlo = compiled(lambda v: lax.all_gather(v, axis, **options), resources, keep={"a": "b", "b": "a"}[axis])
+    assert transfers(hlo) == [Transfer("all-gather", per_device(resources), groups_over(mesh_axes_of(resources, axis)))]
 
 
 @pytest.mark.parametrize("axes", [("a", "b"), ("b", "a")])
@@ -236,31 +230,22 @@ def test_a_gather_of_two_axes_is_one_all_gather(axes):
     assert transfers(hlo) == [Transfer("all-gather", per_device(resources), groups_over(["x", "y"]))]
 
 
-@over_placements
+@pytest.mark.sampled
+@over_axes
 @pytest.mark.parametrize("concat", [0, 1])
-def test_an_exchange_is_one_all_to_all(concat, resources):
-    hlo = compiled(lambda v: lax.all_to_all(v, "a", 1, concat), resources)
-    assert transfers(hlo) == [Transfer("all-to-all", per_device(resources), groups_over(mesh_axes_of(resources, "a")))]
+def test_an_exchange_is_one_all_to_all(concat, axis, resources):
+    hlo = compiled(lambda v: lax.all_to_all(v, axis, 1, concat, tiled=axis == "b"), resources)
+    assert transfers(hlo) == [Transfer("all-to-all", per_device(resources), groups_over(mesh_axes_of(resources, axis)))]
 
 
-@pytest.mark.parametrize("resources", FULL, ids=str)
-def test_an_exchange_over_a_full_axis_is_one_all_to_all(resources):
-    hlo = compiled(lambda v: lax.all_to_all(v, "b", 1, 0, tiled=True), resources)
-    assert transfers(hlo) == [Transfer("all-to-all", per_device(resources), groups_over(["x", "y"]))]
-
-
-@over_placements
+@pytest.mark.sampled
+@over_axes
 @pytest.mark.parametrize("tiled", [False, True])
-def test_a_scattered_sum_is_one_reduce_scatter_of_the_local_sum(tiled, resources):
-    hlo = compiled(lambda v: lax.psum_scatter(v, "a", scatter_dimension=1, tiled=tiled), resources)
-    local_sum = per_device(resources, of="b")
-    assert transfers(hlo) == [Transfer("reduce-scatter", local_sum, groups_over(mesh_axes_of(resources, "a")))]
-
-
-@pytest.mark.parametrize("resources", FULL, ids=str)
-def test_a_scattered_sum_over_a_full_axis_is_one_reduce_scatter(resources):
-    hlo = compiled(lambda v: lax.psum_scatter(v, "b", scatter_dimension=1, tiled=True), resources)
-    assert transfers(hlo) == [Transfer("reduce-scatter", per_device(resources), groups_over(["x", "y"]))]
+def test_a_scattered_sum_is_one_reduce_scatter_of_the_local_sum(tiled, axis, resources):
+    tiled = tiled or axis == "b"
+    hlo = compiled(lambda v: lax.psum_scatter(v, axis, scatter_dimension=1, tiled=tiled), resources)
+    local_sum = per_device(resources, of="b") if axis == "a" else per_device(resources)
+    assert transfers(hlo) == [Transfer("reduce-scatter", local_sum, groups_over(mesh_axes_of(resources, axis)))]
 
 
 # ----------------------------------------------------------------------------------- contraction
@@ -339,69 +324,6 @@ def test_a_mesh_axis_of_one_device_needs_no_communication(name):
     mesh = xmap_compat.Mesh(np.array(jax.devices()).reshape(4, 1, 2), ("x", "o", "y"))
     found = transfers(compiled(CONSTANT[name], {"a": "o"}, mesh=mesh))
     assert {len(set(group)) for t in found for group in t.groups} <= {1}
-
-
-# ----------------------------------------------------------------------- hand-written programs
-
-SPLIT = {"a": "x", "b": "y"}
-
-
-class Pair(NamedTuple):
-    """A body under ``SPLIT``, and the shard_map program on (A, B, *SLAB) that someone would write for it."""
-
-    body: Any
-    keep: str
-    device_body: Any
-    out_spec: P
-
-
-HANDWRITTEN = {
-    "softmax": Pair(
-        lambda v: jax.nn.softmax(v, axis="a"),
-        "ab",
-        lambda x: _softmax_over_x(x),
-        P("x", "y"),
-    ),
-    "two steps": Pair(
-        lambda v: lax.psum(v * lax.psum(v, "b"), "a"),
-        "b",
-        lambda x: lax.psum((x * lax.psum(x.sum(1, keepdims=True), "y")).sum(0), "x"),
-        P("y"),
-    ),
-}
-
-
-def _softmax_over_x(x):
-    largest = lax.pmax(lax.stop_gradient(x).max(0), "x")
-    exponential = jnp.exp(x - largest)
-    return exponential / lax.psum(exponential.sum(0), "x")
-
-
-@pytest.mark.parametrize("name", HANDWRITTEN)
-def test_the_same_collectives_as_a_handwritten_program(name):
-    pair = HANDWRITTEN[name]
-    by_hand = handwritten(pair.device_body, P("x", "y"), pair.out_spec, (A, B, *SLAB))
-    assert Counter(transfers(compiled(pair.body, SPLIT, keep=pair.keep))) == Counter(transfers(by_hand))
-
-
-def test_a_training_gradient_moves_what_a_handwritten_one_does():
-    """Data and tensor parallel: activations are reduced once over y, gradients once over x."""
-    images, weights = np.zeros((16, 12), np.float32), np.zeros((12, 6), np.float32)
-    network = lambda v, w: lax.pmean(jnp.sum(jnp.tanh(pdot(v, w, "inputs")) ** 2), "batch")
-    loss = xmap(network, (["batch", "inputs"], ["inputs", ...]), [...], axis_resources={"batch": "x", "inputs": "y"})
-
-    def device_loss(v, w):
-        return lax.pmean(jnp.mean(jnp.sum(jnp.tanh(lax.psum(v @ w, "y")) ** 2, axis=1)), "x")
-
-    by_hand = jax.shard_map(device_loss, mesh=MESH.physical_mesh, in_specs=(P("x", "y"), P("y")), out_specs=P())
-
-    def moved(fun):
-        gradient = jax.jit(jax.grad(fun, argnums=1))
-        with MESH:
-            return Counter(transfers(gradient.lower(images, weights).compile().as_text()))
-
-    assert moved(loss) == moved(by_hand)
-    np.testing.assert_equal(sum(moved(by_hand).values()), 2)
 
 
 # ----------------------------------------------------------------------------------- gathers in gradients

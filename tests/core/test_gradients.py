@@ -385,32 +385,6 @@ def test_integer_and_low_precision_arguments(placement):
     assert_same(result, derivatives(positional), tolerance=2e-2)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_complex_and_pytree_arguments(placement):
-    a, b, resources = PLACEMENTS[placement]
-    x, u, w = arguments(a, b)
-    params = {"w": w + 1j * w[::-1], "list": [u.sum(), None, (w,)]}
-
-    def body(x, params):
-        z = lax.psum(x * params["w"], "a") * params["list"][0]
-        return {"abs": lax.psum(jnp.sum(z * jnp.conj(z)).real, "b"), "w": params["list"][2][0] * x}
-
-    def positional(x, params):
-        z = (x * params["w"]).sum(0) * params["list"][0]
-        return {"abs": jnp.sum(z * jnp.conj(z)).real, "w": params["list"][2][0] * x}
-
-    def gradients(f):
-        return jax.grad(lambda *args: sum(jnp.sum(v) for v in jax.tree.leaves(f(*args))), (0, 1))(x, params)
-
-    with mesh42():
-        f = xmap(body, ({0: "a", 1: "b"}, {}), {"abs": {}, "w": AB}, axis_resources=resources)
-        result = gradients(f)
-    expected = gradients(positional)
-    parts = lambda tree: jax.tree.map(lambda v: (jnp.real(v), jnp.imag(v)), tree)
-    assert_same(parts(result), parts(expected))
-
-
 # ---------------------------------------------------------------- what is communicated
 
 

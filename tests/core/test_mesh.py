@@ -193,13 +193,6 @@ def test_a_function_is_traced_and_compiled_once_for_our_mesh_and_jaxs():
     assert (len(traces), len(compilations)) == (1, 1)
 
 
-def test_programs_that_make_the_mesh_anew_keep_no_more():
-    fun = jax.jit(lambda x: x * 5)
-    for _ in range(5):
-        fun(jax.device_put(X, NamedSharding(Mesh(SQUARE, ("x", "y")), P("x"))))
-    assert fun._cache_size() == 1
-
-
 class DevicesByNumber(pickle.Pickler):
     """JAX's devices cannot be pickled; everything else of a mesh can."""
 
@@ -299,19 +292,6 @@ def test_our_context_survives_the_end_of_jaxs(no_mesh_contexts):
 # ------------------------------------------------------------------------------- contexts
 
 
-@pytest.mark.parametrize("make", [mesh, Mesh])
-def test_the_mesh_ends_with_its_context(make):
-    with make(SQUARE, ("x", "y")):
-        assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
-    assert_no_mesh()
-
-
-def test_a_mesh_ends_with_an_error_too():
-    with pytest.raises(KeyError), mesh(DEVICES, "x"):
-        raise KeyError
-    assert_no_mesh()
-
-
 def test_the_innermost_mesh_counts_and_the_outer_returns():
     with mesh(SQUARE, ("x", "y")):
         with mesh(DEVICES, "x"):
@@ -321,11 +301,6 @@ def test_the_innermost_mesh_counts_and_the_outer_returns():
             assert_lies(centre()(X), DEVICES, ("x",), P("x"), CENTRED)
         assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
     assert_no_mesh()
-
-
-def test_axes_of_an_outer_mesh_are_not_in_scope():
-    with mesh(SQUARE, ("x", "y")), mesh(DEVICES, "z"):
-        assert_no_mesh()
 
 
 def test_one_object_can_be_entered_again_and_within_itself():
@@ -507,21 +482,6 @@ def test_gradients_under_meshes_of_jax(spec, context, transform):
         np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
-@their_contexts
-def test_xmaps_without_resources_work_under_meshes_of_jax(context):
-    with entered(context) as m:
-        np.testing.assert_allclose(centre(())(X), CENTRED)
-        np.testing.assert_allclose(centre(())(jax.device_put(X, NamedSharding(m, P("x", "y")))), CENTRED)
-
-
-@their_contexts
-def test_bodies_that_close_over_sharded_arrays_under_meshes_of_jax(context):
-    with entered(context) as m:
-        closed = jax.device_put(X, NamedSharding(m, P("y")))
-        fun = xmap(lambda v: jnp.dot(closed, v), ["i", ...], ["i", ...], axis_resources={"i": "x"})
-        np.testing.assert_allclose(fun(X), X @ X.T)
-
-
 def test_a_mesh_set_for_good_is_seen():
     setter = jax.set_mesh(jax.sharding.Mesh(SQUARE, ("x", "y")))
     try:
@@ -582,28 +542,6 @@ def test_bare_partition_specs_mean_our_mesh(make):
     with mesh(SQUARE, ("x", "y")):
         out = fun(x)
     assert_lies(out, SQUARE, ("x", "y"), P("y", "x"), 2 * x)
-
-
-def test_the_users_jit_is_traced_for_each_mesh():
-    traces = []
-
-    @jax.jit
-    def fun(x):
-        traces.append(x)
-        return lax.with_sharding_constraint(x * 2, P("x"))
-
-    for _ in range(2):
-        with mesh(SQUARE, ("x", "y")):
-            assert_lies(fun(X), SQUARE, ("x", "y"), P("x"), 2 * X)
-        with mesh(DEVICES[::-1], "x"):
-            assert_lies(fun(X), DEVICES[::-1], ("x",), P("x"), 2 * X)
-    assert len(traces) == 2
-
-
-def test_named_shardings_of_the_mesh_that_the_context_gives():
-    with mesh(SQUARE, ("x", "y")) as m:
-        x = jax.device_put(X, NamedSharding(m, P("x")))
-        assert centre()(x).sharding == NamedSharding(m, P("x"))
 
 
 def test_our_mesh_leaves_other_programs_alone():

@@ -468,12 +468,6 @@ MISUSES = {
         "The length of a serial loop should be a positive integer, but got 0. Write the number of chunks: "
         "SerialLoop(4), or serial_loop('l', 4)",
     ),
-    "a loop of a string's length": (
-        lambda: in_loop("l", "2", lambda: None),
-        ValueError,
-        "The length of a serial loop should be a positive integer, but got '2'. Write the number of chunks: "
-        "SerialLoop(4), or serial_loop('l', 4)",
-    ),
     "a loop with an unhashable name": (
         lambda: in_loop(["l"], 2, lambda: None),
         TypeError,

@@ -7,9 +7,7 @@ Each is compared with the same program around the positional function, a hand-wr
 import copy
 import dataclasses
 import functools
-import gc
 import pickle
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -475,49 +473,8 @@ def test_a_carry_keeps_its_type(context):
 # ----------------------------------------------------------------------- nothing is kept
 
 
-def fresh(k):
-    """A function, or a partial, that nobody else has."""
-    return functools.partial(lambda v, shift: v + shift, shift=k) if k % 2 else lambda v: v + k
-
-
-def alive_after(make, count):
-    """How many of ``count`` functions are still alive when their users have let go of them."""
-    references = []
-    for k in range(count):
-        function = fresh(k)
-        references.append(weakref.ref(function))
-        make(function)
-    del function
-    gc.collect()
-    return sum(reference() is not None for reference in references)
-
-
 def on_x(function):
     return xmap(function, ["i", ...], ["i", ...], axis_resources={"i": "x"})
-
-
-def call(function):
-    f = on_x(function)
-    f(X)
-    f.plan(X)
-
-
-# How much of an xmapped function there is to keep, and how many of them there is time for.
-LIVES = {
-    "made": (on_x, 1000),
-    "traced": (lambda function: jax.eval_shape(on_x(function), X), 100),
-    "called and planned": (call, 30),
-}
-
-
-@pytest.mark.parametrize(("make", "count"), LIVES.values(), ids=LIVES.keys())
-def test_xmaps_of_fresh_functions_are_not_kept(make, count, frozen):
-    """Neither the functions nor anything beside them: the number of Python's objects stays what it is."""
-    with square():
-        assert alive_after(make, 10) == 0
-        before = len(gc.get_objects())
-        assert alive_after(make, count) == 0
-        assert len(gc.get_objects()) - before < count
 
 
 def test_a_loop_that_xmaps_one_function_makes_one():

@@ -5,11 +5,9 @@ which knows nothing of xmap.  Environment variables:
 
 ``XMAP_COMPAT_EXAMPLES``  how many programs each test tries (thousands, for a night); without it a fixed few.
 ``XMAP_COMPAT_SEED``      where to start; 0 by default, and printed with a failure.
-``XMAP_COMPAT_REPORT``    a file that holds the program being run, should it hang or end the process.
 """
 
 import os
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,6 @@ from random_programs import assignments, programs, vmapped_while, widen
 
 EXAMPLES = int(os.environ.get("XMAP_COMPAT_EXAMPLES", 0))
 SEED = int(os.environ.get("XMAP_COMPAT_SEED", 0))
-REPORT = os.environ.get("XMAP_COMPAT_REPORT")
 
 VALUE_TOLERANCE, GRADIENT_TOLERANCE = 2e-4, 2e-3
 
@@ -45,10 +42,7 @@ def random_examples(few):
 
 def run(program, assignment, call):
     """``call(function)`` of the xmapped function, where the assignment's mesh is in scope."""
-    script = program.script(assignment)
-    note(f"XMAP_COMPAT_SEED={SEED}\n{script}")
-    if REPORT:
-        pathlib.Path(REPORT).write_text(script)
+    note(f"XMAP_COMPAT_SEED={SEED}\n{program.text(assignment)}")
     with assignment.context():
         return jax.block_until_ready(call(program.xmapped(assignment)))
 

@@ -240,22 +240,6 @@ def key_data(key):
     return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
 
 
-@over(TYPED_PLACEMENTS)
-@pytest.mark.parametrize("make_key", [typed_key, raw_key])
-def test_mapped_keys_and_keys_as_results(make_key, placement, mesh42):
-    def body(key):
-        return jax.random.normal(key, (3,)), jax.random.fold_in(key, 5), jax.random.split(key)
-
-    keys = jax.random.split(make_key(), 8)
-    with mesh42:
-        numbers, folded, split = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": placement})(keys)
-    expected = jax.vmap(body)(keys)
-    np.testing.assert_array_equal(numbers, expected[0])
-    for got, want in zip((folded, split), expected[1:]):
-        assert (got.dtype, got.shape) == (want.dtype, want.shape)
-        np.testing.assert_array_equal(key_data(got), key_data(want))
-
-
 @over(MESH_PLACEMENTS)
 @pytest.mark.parametrize("make_key", [typed_key, raw_key])
 def test_unmapped_keys(make_key, placement, mesh42):

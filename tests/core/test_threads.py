@@ -152,21 +152,6 @@ def test_threads_that_share_one_xmapped_function():
     in_threads(*(lambda k=k: work(k) for k in range(THREADS)))
 
 
-def test_gradients_in_threads():
-    def work(k):
-        devices, names, resources, _ = SETTINGS[k]
-
-        def body(w, y):
-            return lax.psum(jnp.sum(y * w) ** 2, "i") * k
-
-        with mesh(devices, names):
-            fun = xmap(body, ({}, ["i", ...]), {}, axis_resources={"i": resources})
-            grad = jax.block_until_ready(jax.jit(jax.grad(fun))(np.float32(3), Y))
-        np.testing.assert_allclose(grad, 2 * 3 * k * (Y.sum(1) ** 2).sum(), rtol=1e-5)
-
-    in_threads(*(lambda k=k: work(k) for k in range(THREADS)))
-
-
 def test_the_innermost_mesh_is_that_of_one_thread():
     entered = threading.Barrier(THREADS)
 

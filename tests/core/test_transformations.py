@@ -683,18 +683,6 @@ def test_a_vmap_around_has_a_name_of_its_own(name, placement):
                 refused(stacked, u, w)
 
 
-@pytest.mark.parametrize("jitted", [False, True])
-def test_an_spmd_vmap_around_a_split_xmap_is_refused(jitted):
-    mapped = xmap(lambda v: v, ["i"], ["i"], axis_resources={"i": "x"})
-    batched = jax.vmap(mapped, spmd_axis_name="y")
-    x = np.ones((2, 4), np.float32)
-    with mesh42():
-        np.testing.assert_array_equal(jax.vmap(mapped)(x), x)
-        with pytest.raises(NotImplementedError, match=r"A vmap with spmd_axis_name={'y'} is around an xmapped"):
-            (jax.jit(batched) if jitted else batched)(x)
-        np.testing.assert_array_equal(jax.vmap(xmap(lambda v: v, ["i"], ["i"]), spmd_axis_name="y")(x), x)
-
-
 # ------------------------------------------------------------------------------- modes of JAX
 
 

@@ -1,7 +1,7 @@
 """Random programs over named axes, and random assignments of their axes: strategies for hypothesis.
 
 A :class:`Program` is source text: the same text runs under xmap and, with other meanings of ``jax``, ``jnp``
-and ``lax``, in the model of ``named_arrays.py``.  Its ``repr`` is a script that runs by itself.  The
+and ``lax``, in the model of ``named_arrays.py``.  The
 writer of the text knows of each value its positional shape, its kind (float or integer) and an upper bound
 of the names that it varies over; values stay small, and whatever decides something (a branch, an index, a
 number of turns) is computed exactly, from integers.
@@ -153,26 +153,11 @@ class Program:
 
         return function
 
-    def script(self, assignment):
-        """A script that runs the program, for a report."""
-        own = {n: self.sizes[n] for n in self.sizes if not any(n in leaf.layout for leaf in self.args)}
-        arrays = [f"array({leaf.shape(self.sizes)}, '{leaf.var.kind}')" for leaf in self.args]
-        arguments = ", ".join(_text_of(tree, arrays) for tree in self.arg_tree)
-        call = f"xmap(body, {_show(self.in_axes)}, {_show(self.out_axes)}, axis_sizes={own}, "
-        return "\n".join(
-            [
-                "import jax, jax.numpy as jnp, numpy as np",
-                "from jax import lax",
-                "from xmap_compat import Mesh, SerialLoop, pargmax, pargmin, xeinsum, xmap",
-                f"rng = np.random.default_rng({self.seed})",
-                _ARRAY,
-                f"inner = { {name: assignment.of([name]) for name in self.inner} }",
-                self.source,
-                f"f = {call}axis_resources={assignment.of(self.sizes)})",
-                f"with {assignment.mesh_text()}:",
-                f"    print(f({arguments}))",
-            ]
-        )
+    def text(self, assignment):
+        """The program and its call, for a report."""
+        call = f"xmap(body, {self.in_axes}, {self.out_axes}, axis_resources={assignment.of(self.sizes)})"
+        shapes = [leaf.shape(self.sizes) for leaf in self.args]
+        return f"{self.source}\n{call}, sizes {self.sizes}, of {shapes} of seed {self.seed}, on {assignment}"
 
     def __repr__(self):
         return f"program of seed {self.seed}"
@@ -181,22 +166,10 @@ class Program:
         printer.text(repr(self))
 
 
-_ARRAY = textwrap.dedent("""
-    def array(shape, kind):
-        if kind == "int":
-            return rng.integers(0, 10, shape).astype("int32")
-        return rng.normal(size=shape).astype("float32")
-    """)
-
-
 def _draw_array(rng, shape, kind):
     if kind == "int":
         return rng.integers(0, 10, shape).astype("int32")
     return rng.normal(size=shape).astype("float32")
-
-
-def _show(spec):
-    return repr(spec).replace("Ellipsis", "...")
 
 
 def _fill(tree, leaves):
@@ -251,10 +224,6 @@ class Assignment:
 
     def _repr_pretty_(self, printer, cycle):
         printer.text(repr(self))
-
-    def mesh_text(self):
-        names, shape = zip(*self.mesh) if self.mesh else ((), ())
-        return f"Mesh(np.array(jax.devices()[:{math.prod(shape)}]).reshape({shape}), {names})"
 
 
 NOWHERE = Assignment((), {})

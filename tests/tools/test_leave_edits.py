@@ -751,21 +751,6 @@ def test_one_function_serves_xmaps_that_split_an_axis_in_several_ways_on_one_mes
     assert_close(left.run(), (x - x.mean(0),) * 4)
 
 
-def test_an_axis_of_another_run_that_has_the_name_of_its_mesh_axis_is_refused(tmp_path, monkeypatch):
-    program = """
-        def centred(name):
-            return xmap(lambda v: v - lax.pmean(v, name), [name, ...], [name, ...], axis_resources={name: 'd'})
-
-        with Mesh(devices[:4], 'd'):
-            results = centred('i')(x)
-    """
-    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
-    assert_close(left.run(), x - x.mean(0))
-    left.texts["program.py"] = left.text.replace("centred('i')", "centred('d')")
-    with pytest.raises(ValueError, match="collectives over 'd' are written for "):
-        left.run()
-
-
 EXCHANGED = {
     "a part of the mesh axes": ("'d'", "('d', 'e')", "'i', 'd', 'e'"),
     "the other order": ("('d', 'e')", "('e', 'd')", "'d', 'e'"),
@@ -849,6 +834,103 @@ def test_resources_that_another_run_gives_are_refused(given, tmp_path, monkeypat
     left.texts["program.py"] = left.text.replace(f"resources = {given}", f"resources = {RESOURCES[given]}")
     with pytest.raises(ValueError, match="collectives over 'i' are written for "):
         left.run()
+
+
+def test_an_axis_that_another_run_names_as_its_mesh_axis_is_refused(tmp_path, monkeypatch):
+    """A collective over that name would reduce over the mesh axis alone."""
+    program = """
+        axis = ['i'][0]
+        f = xmap(lambda v: v - lax.pmean(v, axis), [axis, ...], [axis, ...], axis_resources={axis: 'd'})
+        with Mesh(devices[:4], 'd'):
+            results = f(x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    assert_close(left.run(), x - x.mean(0))
+    left.texts["program.py"] = left.text.replace("axis = ['i'][0]", "axis = ['d'][0]")
+    with pytest.raises(ValueError, match="collectives over 'd' are written for "):
+        left.run()
+
+
+FLAGS = {  # what this run has, and another one
+    "the names of axes": ("lax.pmean(v, flag)", "'i'", "('i', 'j')"),
+    "those of a partial function": ("functools.partial(lax.pmean, axis_name=flag)(v)", "'i'", "('i', 'j')"),
+    "a function": ("flag(v, 'i')", "lax.psum", "lax.pmax"),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_what_a_flag_chooses_is_looked_up_in_each_run(name, tmp_path, monkeypatch):
+    call, one, other = FLAGS[name]
+    program = f"""
+        import functools
+
+        flag = [{one}][0]
+        f = xmap(lambda v: v - {call}, ['i', 'j', ...], ['i', 'j', ...], axis_resources={{'i': 'd', 'j': 'e'}})
+        with Mesh(devices[:4].reshape(2, 2), ('d', 'e')):
+            results = f(x.reshape(4, 2, 6))
+    """
+    y = x.reshape(4, 2, 6)
+    reduced = {"'i'": y.mean(0), "lax.psum": y.sum(0), "lax.pmax": y.max(0), "('i', 'j')": y.mean((0, 1))}
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    assert left.refused == [None]
+    assert_close(left.run(), y - reduced[one])
+    left.texts["program.py"] = left.text.replace(f"[{one}][0]", f"[{other}][0]")
+    assert_close(left.run(), y - reduced[other])
+
+
+LAYER = """
+from jax import lax
+class Norm:
+    def __init__(self, axis_name=None):
+        self.axis_name = axis_name
+    def __call__(self, v):
+        return v - lax.pmean(v, self.axis_name)
+"""
+OUTSIDE = {
+    "a function that a flag chooses, where JAX's needs a helper": ("flag = [lax.pmax][0]", "flag(v, 'd')", "pmax"),
+    "a partial function of a module, beside one that is edited": (
+        "total = functools.partial(lax.psum, axis_name='d')",
+        "functools.partial(lax.pmean, axis_name='d')(v) + total(v)",
+        "psum",
+    ),
+    "a layer that is made elsewhere": (
+        "layer = layers.Norm('d')",
+        "jax.grad(lambda v: (layer(v) ** 2).sum())(v)",
+        "psum",
+    ),
+    "a layer": ("axis = 'd'", "jax.grad(lambda v: (layers.Norm(axis_name=axis)(v) ** 2).sum())(v)", ""),
+    "a partial function by a variable": ("", "(lambda mean: mean(v))(functools.partial(lax.pmean, axis_name='d'))", ""),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_collectives_over_an_axis_of_one_name_are_edited_or_refused_wherever_they_are(name, tmp_path, monkeypatch):
+    """With one element on each device, a collective over the mesh axis alone has the right result, by chance."""
+    before, call, refused = OUTSIDE[name]
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "layers.py").write_text(LAYER)
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    program = f"""
+        import functools
+        import layers
+
+        {before}
+
+        def body(v):
+            return {call}
+
+        sizes = [8]
+        f = xmap(body, ['d', ...], ['d', ...], axis_resources={{'d': 'd'}})
+        with Mesh(devices[:sizes[-1]], 'd'):
+            results = f(x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    if refused:
+        assert f"{refused} over d at" in left.refused[0] and "not called by its name there" in left.refused[0]
+        return
+    assert left.refused == [None]
+    left.texts["program.py"] = left.text.replace("sizes = [8]", "sizes = [2]")
+    assert_close(left.run(), left.before)
 
 
 SET = {

@@ -1,7 +1,7 @@
 """The one reader of JAX's structured equations: what each holds, by the same names for all releases.
 
 ``read(equation)`` gives one of the frozen values below, or None for an ordinary primitive.  The evaluator, the type
-check, listings and sources match on these, and do not read JAX's parameters.
+check and the tools match on these, and do not read JAX's parameters.
 """
 
 from __future__ import annotations

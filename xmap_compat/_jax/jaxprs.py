@@ -98,14 +98,14 @@ def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) ->
         return None
     if not any(map(_uses_references, walk(closed, once=True))):
         return closed
-    found: list[Any] = []
+    discharged: list[Any] = []
 
     def within(*args):
-        found.append(references.discharged(closed))
-        return [] if found[0] is None else jex_core.jaxpr_as_fun(found[0])(*args)
+        discharged.append(references.discharged(closed))
+        return [] if discharged[0] is None else jex_core.jaxpr_as_fun(discharged[0])(*args)
 
     passing_on = jax.make_jaxpr(within, axis_env=axis_env)(*closed.in_avals)
-    return None if found[0] is None else passing_on
+    return None if discharged[0] is None else passing_on
 
 
 def _uses_references(walked):

@@ -20,8 +20,8 @@ from xmap_compat._jax.primitives import bind
 class Restoration:
     """Names and rules that modern JAX lacks, present while any thread needs them.
 
-    It is counted: the first user installs, and the last one restores exactly what was there.  What is
-    installed does nothing in other threads, except for attributes that JAX does not have.
+    The first user installs them, and the last one restores exactly what was there.  In other threads they do
+    nothing, except for attributes that JAX does not have.
     """
 
     def __init__(self):
@@ -140,13 +140,12 @@ def _linear_transpose(rule):
 def mend_collective_batching(restoration: Restoration, refused: Callable[[str, Any], Exception]) -> None:
     """Mend or refuse what the batching rules of JAX (to 0.12) get wrong, for a vmap inside a body.
 
-    Over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped dimension that follows the
-    scattered one: this is mended; ``all_to_all`` lacks groups.  Over the vmap's own axis, ``ppermute`` forgets that
-    axis beside others, ``pbroadcast`` fails, and so do ``all_gather`` and
-    ``psum_scatter`` beside others.
+    Mended: over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped dimension that follows
+    the scattered one.  Refused: ``all_to_all`` in groups fails; over the vmap's own axis, ``pbroadcast`` fails; over
+    that axis and others, ``ppermute`` forgets it, and ``all_gather`` and ``psum_scatter`` fail.
 
     Args:
-      refused: from a primitive's name and its axes to the error.
+      refused: ``(name of the primitive, its axes) -> error``.
     """
     exchanges = primitives.all_gather_p, primitives.all_to_all_p, primitives.ppermute_p
     for primitive in (*exchanges, reduce_scatter_p, pbroadcast_p):
@@ -177,7 +176,7 @@ def _batch_scatter(x, d, *, scatter_dimension, tiled, **params):
 
 
 def restore_extremum_gradients(restoration: Restoration, rule: Callable[..., Any], in_body: Callable[[], bool]) -> None:
-    """Give ``pmax`` and ``pmin`` a derivative inside named bodies; JAX has none.
+    """Give ``pmax`` and ``pmin`` a derivative inside bodies; JAX has none.
 
     ``rule(x, tangent, out, axes=, axis_index_groups=)`` gives the tangent of the extremum ``out``.
     """

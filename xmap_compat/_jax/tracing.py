@@ -22,24 +22,24 @@ _UNCHECKED = jax.sharding.AbstractMesh((1,), ("xmap_compat_unchecked",))
 
 
 def plainly(make: Callable[[], Any]) -> Any:
-    """What ``make`` traces as at top level: no manual or explicit mesh in types, no varying-axes checks.
+    """The result of ``make``, which traces as at top level: without manual or explicit meshes and their checks.
 
     A named program must not depend on where it will run; a custom rule of the user is
     traced late, from within a typed ``shard_map``, and must not see that.
     """
     current = jax.sharding.get_abstract_mesh()
     mesh = current if not current.empty and current.are_all_axes_auto else jax.sharding.AbstractMesh((), ())
-    made: list[Any] = []
+    results: list[Any] = []
 
     def plain():
         with jax.sharding.use_abstract_mesh(mesh):
-            made.append(make())
+            results.append(make())
 
-    # The checks of a shard_map around end within one that has none, which is traced for this alone.
+    # The checks of an enclosing shard_map end within one without checks, which is traced for this purpose only.
     unchecked = jax.shard_map(plain, mesh=_UNCHECKED, in_specs=(), out_specs=jax.P(), check_vma=False)
     with jax.sharding.use_abstract_mesh(mesh):
         jax.eval_shape(unchecked) if current.manual_axes else plain()
-    return made[0]
+    return results[0]
 
 
 def current_trace() -> Any:

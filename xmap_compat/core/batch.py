@@ -28,7 +28,7 @@ def bind_named(
         return [_typed_result(view, x, _dims(x, levels), names) for x in outs]
     try:
         outs = _jax.bind_batched(primitive, data, params, _levels(view, operands, levels))
-    except NotImplementedError:  # JAX (to 0.12) maps no initial value of lax.reduce, for one
+    except NotImplementedError:  # JAX (to 0.12) maps no initial value of lax.reduce, for example
         return bind_per_element(view, primitive, operands, params)
     return [_typed_result(view, x, _dims(x, levels), names) for x in outs]
 
@@ -36,7 +36,7 @@ def bind_named(
 def bind_per_element(
     view: DeviceView, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
-    """Bind a primitive once for each element of the named axes, in a loop: its batching rule mixes them, or refuses."""
+    """Bind a primitive once for each element of the named axes, in a loop, if its batching rule mixes them or fails."""
     names = frozenset().union(*(v.names for v in operands))
     levels = view.local_names(names)
     if not levels:

@@ -38,12 +38,12 @@ def _parting(specs: Any, tree: Any, path: str) -> tuple[str, str, str, Sequence[
     """Where specs stop being a prefix of a tree, what the two have there, and keys that the specs lack."""
     if isinstance(specs, AxisSpec):
         return None
-    asked, found = _children(specs), _children(tree)
-    if asked[1] != found[1]:
+    (own, own_tree), (others, others_tree) = _children(specs), _children(tree)
+    if own_tree != others_tree:
         is_dict = isinstance(specs, dict) and isinstance(tree, dict)
         missing = [key for key in tree if key not in specs] if is_dict else ()
         return path, _describe_node(specs), _describe_node(tree), missing
-    below = (_parting(s, t, argument_path(key, path)) for (key, s), (_, t) in zip(asked[0], found[0]))
+    below = (_parting(s, t, argument_path(key, path)) for (key, s), (_, t) in zip(own, others))
     return next((parting for parting in below if parting is not None), None)
 
 
@@ -99,11 +99,11 @@ def check_result(spec: AxisSpec, positional_shape: Sequence[int], path: str, siz
 
 
 def infer_sizes(
-    specs: Sequence[AxisSpec], shapes: Sequence[Sequence[int]], paths: Sequence[str], given: Mapping[AxisName, int]
+    specs: Sequence[AxisSpec], shapes: Sequence[Sequence[int]], paths: Sequence[str], axis_sizes: Mapping[AxisName, int]
 ) -> dict[AxisName, int]:
     """Infer axis sizes from ``axis_sizes`` and from the arguments; all must agree."""
-    sizes = dict(given)
-    origins = dict.fromkeys(given, "axis_sizes")
+    sizes = dict(axis_sizes)
+    origins = dict.fromkeys(axis_sizes, "axis_sizes")
     for spec, shape, path in zip(specs, shapes, paths):
         for dim, name in spec.names:
             known = sizes.setdefault(name, shape[dim])

@@ -42,11 +42,11 @@ def evaluate_in_loops(
     """Evaluate a named program whose axes have loops.
 
     Args:
-      args: with local dimensions of a whole device's part of each axis.
+      args: with local dimensions for all elements that a device has of each axis.
       results: the named axes that each result is broadcast to.
 
     Returns:
-      Results of the same kind.
+      Results with such dimensions.
     """
     loops = loop_lengths(ev.view.placements)
     jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
@@ -78,7 +78,7 @@ def _variables_read(eqn):
 
 
 def _loops_of_variables(view, jaxpr, names):
-    """The loops in which each variable is computed: those of its axes, and of all that it is computed from."""
+    """The loops in which each variable is computed: those of its axes, and of the variables it is computed from."""
     own = {v: frozenset(loop for n in names[v] for loop in view.placements[n].loops) for v in names}
     inside = dict(own)
     for eqn in jaxpr.eqns:
@@ -109,7 +109,7 @@ class _Nest:
     inside: Mapping[Any, frozenset[Loop]]
 
     def run(self, eqns, wanted, env, loops):
-        """Evaluate equations within scans over ``loops``; ``env`` with the variables in ``wanted`` added."""
+        """Evaluate equations within scans over ``loops``; return ``env`` and the variables in ``wanted``."""
         outer = [e for e in eqns if self._loops_of(e).isdisjoint(loops)]
         env = self._run_here(outer, env)
         eqns = [e for e in eqns if not self._loops_of(e).isdisjoint(loops)]
@@ -175,13 +175,13 @@ def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chu
         if place is None or not place.loops or size != 1:
             kept[len(shape)] = name
             shape.append(size)
-    mine = [loop for loop in loops if loop in looped]
-    data = lax.transpose(_jax.reshaped(value.data, shape), (*(looped[loop] for loop in mine), *kept))
-    return _Chunked(NamedValue(data, tuple(kept.values()), value.names), tuple(mine))
+    own = [loop for loop in loops if loop in looped]
+    data = lax.transpose(_jax.reshaped(value.data, shape), (*(looped[loop] for loop in own), *kept))
+    return _Chunked(NamedValue(data, tuple(kept.values()), value.names), tuple(own))
 
 
 def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> NamedValue:
-    """Undo ``_chunked`` on a result: each axis gets its loops back, and a whole device's part as one dimension."""
+    """Undo ``_chunked`` on a result: all elements that a device has of an axis become one dimension again."""
     lead = len(loops)
     order: list[int] = []
     shape: list[int] = []

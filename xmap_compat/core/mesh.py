@@ -58,12 +58,12 @@ class Mesh(jax.sharding.Mesh):
         # JAX keeps one mesh for each array of devices, and compares meshes by identity.  We do the same: our mesh has
         # all attributes of JAX's mesh, and two of ours are equal if they have the same mesh of JAX's.
         physical_mesh = jax.sharding.Mesh(devices, names, axis_types)
-        made = _meshes.get(physical_mesh)
-        if made is None:
-            made = object.__new__(cls)
-            made.__dict__.update(vars(physical_mesh), physical_mesh=physical_mesh)
-            _meshes[physical_mesh] = made
-        return made
+        mesh = _meshes.get(physical_mesh)
+        if mesh is None:
+            mesh = object.__new__(cls)
+            mesh.__dict__.update(vars(physical_mesh), physical_mesh=physical_mesh)
+            _meshes[physical_mesh] = mesh
+        return mesh
 
     @_jax.api_boundary
     def __enter__(self) -> Mesh:
@@ -94,7 +94,7 @@ def mesh_of_jax(mesh: _jax.AnyMesh) -> _jax.AnyMesh:
 
 @contextlib.contextmanager
 def entered(mesh: _jax.AnyMesh | None) -> Iterator[None]:
-    """A mesh, which may be abstract, in scope as one of ours is; None for what is in scope already."""
+    """The context that puts a mesh, which may be abstract, in scope; None leaves the scope as it is."""
     if mesh is not None and not isinstance(mesh, jax.sharding.AbstractMesh):
         with Mesh(mesh.devices, mesh.axis_names, mesh.axis_types):
             yield
@@ -109,7 +109,7 @@ def entered(mesh: _jax.AnyMesh | None) -> Iterator[None]:
 
 
 def check_mesh(tool: str, mesh: Any) -> _jax.AnyMesh | None:
-    """What a tool was given as ``mesh``, if it can be one: with devices, abstract, or None for that in scope."""
+    """The argument ``mesh`` of a tool, checked: with devices, abstract, or None for the one in scope."""
     if not isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh, type(None))):
         wanted = "a mesh, as of Mesh(devices, names) or AbstractMesh(sizes, names)"
         raise errors.should_be(f"The argument mesh of {tool}", wanted, mesh)
@@ -122,7 +122,7 @@ def devices_of(mesh: _jax.AnyMesh | None) -> list[jax.Device]:
 
 
 def _device_of(mesh: _jax.AnyMesh) -> Any:
-    """A device of a mesh, which has a platform and a kind; None of an abstract mesh that does not say of what it is."""
+    """A device of a mesh, for its platform and kind; None for an abstract mesh that does not say which it has."""
     return devices_of(mesh)[0] if isinstance(mesh, jax.sharding.Mesh) else mesh.abstract_device
 
 

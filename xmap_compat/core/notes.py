@@ -75,9 +75,9 @@ _AXES = ("axis", "axes", "dimension")
 def _axis_given_by_name(below: Sequence[types.FrameType]) -> str | None:
     """The function of JAX that got a name where it takes a position; a collective has its names elsewhere."""
     for frame in below:
-        given = [frame.f_locals[parameter] for parameter in _AXES if parameter in frame.f_locals]
-        if given:
-            axes = [axis for one in given for axis in (one if isinstance(one, (tuple, list)) else (one,))]
+        values = [frame.f_locals[parameter] for parameter in _AXES if parameter in frame.f_locals]
+        if values:
+            axes = [axis for one in values for axis in (one if isinstance(one, (tuple, list)) else (one,))]
             is_collective = "axis_name" in frame.f_locals
             return frame.f_code.co_name.strip("_") if any(map(is_name, axes)) and not is_collective else None
     return None
@@ -86,12 +86,12 @@ def _axis_given_by_name(below: Sequence[types.FrameType]) -> str | None:
 def _mapped_variables(frame: types.FrameType, line: int) -> dict[str, tuple[tuple[int, ...], Mapping[Any, int]]]:
     """The variables on a line (or of its function, if the source is unknown) that vary over named axes."""
     words = re.findall(r"\w+", linecache.getline(frame.f_code.co_filename, line))
-    found = {}
+    shapes = {}
     for name, value in frame.f_locals.items():
         if is_array(value) and (not words or name in words):
             with contextlib.suppress(ValueError):  # its named shape is unknown
-                found[name] = (jnp.shape(value), named_shape(value))
-    return {name: found[name] for name in sorted(found, key=[*words, *found].index) if found[name][1]}
+                shapes[name] = (jnp.shape(value), named_shape(value))
+    return {name: shapes[name] for name in sorted(shapes, key=[*words, *shapes].index) if shapes[name][1]}
 
 
 # ------------------------------------------------------------------------------ words

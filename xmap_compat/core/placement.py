@@ -1,4 +1,4 @@
-"""Stage 2: where each named axis lives, and what is in scope at a call."""
+"""Stage 2: where each named axis lies, and what is in scope at a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xmap_compat.core.specs import AxisName, check_name
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where one named axis lives: its elements are cut over devices, then over loops; the rest is vectorized.
+    """Where one named axis lies: its elements are cut over devices, then over loops; the rest is vectorized.
 
     Attributes:
       name: the axis.
@@ -145,7 +145,7 @@ def _bad_resource(name, resource):
 
 
 def known_axes(resources: Resources, names: Sequence[AxisName], undeclared: bool) -> dict[AxisName, tuple[Any, ...]]:
-    """The resources, of axes that the call has; unmodified programs are warned of others, which have no effect."""
+    """The resources of axes that the call has; for others, which have no effect, unmodified programs get a warning."""
     unknown = {name: entries for name, entries in resources.items() if name not in names}
     if unknown:
         error = _unknown_axes(unknown, names)
@@ -273,7 +273,7 @@ def entered_body(body: Body) -> Iterator[None]:
 
 @contextlib.contextmanager
 def known_inputs(tracers: Sequence[Any], names: Sequence[frozenset[AxisName]]) -> Iterator[None]:
-    """Around the function of the innermost body: its arguments."""
+    """The context in which the function of the innermost body is called with these arguments."""
     body = _bodies.stack[-1]
     _bodies.stack[-1] = dataclasses.replace(body, inputs=list(zip(tracers, names)))
     try:

@@ -51,15 +51,15 @@ def trace_program(
     known = () if enclosing_bodies() else input_names
 
     @functools.wraps(fun)
-    def remembering(*args):
+    def with_known_inputs(*args):
         with known_inputs(jax.tree.leaves(args), known):
             try:
                 return fun(*args)
             except (IndexError, NotImplementedError, TypeError, ValueError) as error:
-                _notes().add_note(error)  # that relates it to named axes
+                _notes().add_note(error)  # says what the error has to do with named axes
                 raise
 
-    closed, shapes = _trace(remembering, types, body)
+    closed, shapes = _trace(with_known_inputs, types, body)
     jaxpr, consts = _jax.open_jaxpr(closed)
     if not all(hasattr(aval, "shape") for aval in closed.out_avals):
         raise errors.token("A result")
@@ -87,7 +87,7 @@ def _trace(fun, types, body):
         except NameError as error:
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
-            # Amended in place, so that the traceback stays the short one that ends at the user's line.
+            # The error is changed in place, so that its traceback stays short and ends at the user's line.
             mesh_axes = getattr(body.scope.mesh, "axis_names", ())
             error.args = errors.unbound_name(str(error), sizes_in_scope(), mesh_axes).args
             raise error from None  # JAX has tried the name as a position

@@ -4,8 +4,8 @@ Where the axis fills its mesh axes, each device keeps its own element.  Reading 
 and the next xmap over the same mesh gets each device's own element there.  Programs that feed a decode state
 back rely on both.  Nothing is broadcast.
 
-No array tells whether it is such a result.  So once one ``exist``s, arguments may differ along each mesh axis, which
-names call ``OwnElement``.  If a collective, or a predicate around one, depends on it, the call is evaluated with these.
+No array shows whether it is such a result.  So once one ``exist``s, any argument may differ along each mesh axis, and
+varies over an ``OwnElement``.  A call is evaluated with these if a collective, or a predicate around one, needs them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def own_elements_of(placements: Iterable[AxisName]) -> list[OwnElement]:
 def names_at_entry(
     consts: Sequence[Any], inputs: Sequence[Names], placements: Mapping[AxisName, Placement]
 ) -> list[Names]:
-    """The names of captured values and of arguments: along each ``OwnElement``, but where their own axes lie on it."""
+    """The names of captured values and of arguments: also each ``OwnElement`` on which none of their axes lies."""
     own = own_elements_of(placements)
 
     def entering(names: Names) -> Names:
@@ -99,7 +99,7 @@ def mesh_of_results(declared: Any, mesh: Any) -> Any:
 
 
 def of_first_device(leaves: Sequence[Any], mesh: Any) -> list[Any]:
-    """What a call without mesh resources gets: legacy ran it on one device, and its results were equal everywhere."""
+    """The arguments as the first device has them: legacy ran a call without mesh resources on one device."""
     everywhere, staged = PartitionSpec(), _jax.mesh_to_stage(mesh)
 
     def first(x):

@@ -23,7 +23,7 @@ from xmap_compat.core.names import Checker, Names, flow_through, read_names
 from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.specs import AxisName
 
-# For each mesh axis that all uses of a value are cast to sooner or later: how many elements are cast, on one device, of
+# For each mesh axis that a use of a value is cast to, sooner or later: how many elements are cast, on one device, of
 # the results that are computed from the value; None if the value itself is cast.
 Use = Mapping[Any, float | None]
 

@@ -21,7 +21,7 @@ def innermost() -> tuple[Any, Any]:
     return thread_resources.env, thread_resources.env.physical_mesh
 
 
-# What contexts need is tried here: one that is entered by half would stay so.
+# All names are tried here: a context that fails while it is entered would stay entered by half.
 thread_resources.stack[-1]._replace(physical_mesh=innermost()[1])
 
 

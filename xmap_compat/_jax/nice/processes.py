@@ -22,26 +22,26 @@ class ProcessStore:
             return value
         except jax.errors.JaxRuntimeError:
             folder, _, name = key.rpartition("/")
-            found = self.under(folder)
-            if name not in found:  # the store is lost
+            values = self.under(folder)
+            if name not in values:  # the store is lost
                 raise
-            return found[name]
+            return values[name]
 
     def under(self, folder: str) -> dict[str, str]:
         """The keys directly or indirectly under ``folder/``, relative to it, with their values."""
         try:
-            found = self._list(f"{folder}/")
+            pairs = self._list(f"{folder}/")
         except jax.errors.JaxRuntimeError:  # there are none, or the store is lost: then what is put next fails
             return {}
-        return {key.removeprefix(f"{folder}/"): value for key, value in found}
+        return {key.removeprefix(f"{folder}/"): value for key, value in pairs}
 
     def wait(self, folder: str, name: str, seconds: float) -> str | None:
         """The value of a key in a folder as soon as it has one; None if that takes longer."""
         until, pause = time.monotonic() + seconds, 0.001
-        while name not in (found := self.under(folder)) and time.monotonic() < until:
+        while name not in (values := self.under(folder)) and time.monotonic() < until:
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
-        return found.get(name)
+        return values.get(name)
 
 
 def process_store() -> ProcessStore | None:

@@ -48,10 +48,10 @@ def recovering(jitted: Any, recovery: Recovery, calling: Calling, checked: Calla
 def _changed(jitted: Any, change: Callable[[Any], Any]) -> Any:
     state = jitted.__getstate__()
     kind: Any = type(jitted)
-    made = kind.__new__(kind)
-    made.__setstate__({**state, "cache_miss": change(state["cache_miss"])})
-    made.__dict__.update(vars(jitted))
-    return made
+    changed = kind.__new__(kind)
+    changed.__setstate__({**state, "cache_miss": change(state["cache_miss"])})
+    changed.__dict__.update(vars(jitted))
+    return changed
 
 
 _changed(jax.jit(abs), lambda missed: missed)  # so that it fails here
@@ -59,11 +59,11 @@ _changed(jax.jit(abs), lambda missed: missed)  # so that it fails here
 
 @functools.cache
 def _refuse_checks(refused):
-    """Have ``checkify`` raise ``refused(name)`` where its automatic checks come to a call of jit from here."""
+    """Let ``checkify`` raise ``refused(name)`` where its automatic checks meet a call that was made here."""
     try:
         from jax._src.checkify import error_checks  # takes 14 ms
     except ImportError:
-        return  # only the words are lost
+        return  # only the message is lost
     from jax.experimental.checkify import automatic_checks
 
     original = error_checks[jit_p]

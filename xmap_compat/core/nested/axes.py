@@ -19,7 +19,7 @@ def offered(scope: Scope) -> Mapping[MeshAxis, int]:
 
 
 def mesh_is_offered() -> bool:
-    """Whether a call may split its axes: at top level, but for the user's own ``shard_map``, or where a body offers."""
+    """Whether a call may split its axes: outside of all ``shard_map``s, or in a body that offers mesh axes."""
     enclosing = enclosing_bodies()
     return bool(enclosing[-1].mesh_axes) if enclosing else not _jax.in_manual_region()
 

@@ -128,8 +128,8 @@ class _Branch:
 
     def _run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
         """The values of all variables, from those of the inputs."""
-        apart = lambda name: name not in self.mask.names and self.ev.view.is_own(name)  # noqa: E731
-        met = [frozenset(n for n in collectives_within(self.ev, eqn) if not apart(n)) for eqn in eqns]
+        together = lambda name: name not in self.mask.names and self.ev.view.is_own(name)  # noqa: E731
+        met = [frozenset(n for n in collectives_within(self.ev, eqn) if not together(n)) for eqn in eqns]
         flowing = _flowing_into(eqns, met)
         places = list(map(_place_of, eqns, met, flowing))
         alone = (eqn for eqn, place in zip(eqns, places) if place is _Place.SHARED and _jax.read(eqn))

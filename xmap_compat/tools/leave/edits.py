@@ -66,7 +66,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", generat
     for c in cs:
         c.refused = c.refused or unread.get(c, "")
         c.refused = c.refused or next((f.why_not for f in functions if f.why_not and c in f.reached_by), "")
-        _or_refuse(c, _check, rewriting, names)
+        _or_refuse(c, _check, rewriting, names, root)
     _keep_what_stays(cs, functions)
     for c in cs:
         own = [f for f in functions if c in f.reached_by]
@@ -194,7 +194,7 @@ def _rewrite(functions: Sequence[_Function], rewriting: Rewriting) -> None:
     rewriting.names = names
 
 
-def _check(c: Construction, rewriting: Rewriting, names: AxisNames) -> None:
+def _check(c: Construction, rewriting: Rewriting, names: AxisNames, root: str) -> None:
     """Refuse a construction whose collectives are not all found, or whose names mean others' axes."""
     own = _choices([c], names)
     meshes = {m for p in c.placed if p.scope.mesh is not None for m in p.scope.mesh.axis_names}
@@ -207,10 +207,13 @@ def _check(c: Construction, rewriting: Rewriting, names: AxisNames) -> None:
             if eqn.params.get("axis_index_groups") is not None:
                 raise NotWritable(messages.GROUPS)
             # JAX locates rules of derivatives where their function is called.
-            stays = all(map(names.stays, over)) or "jvp(" in stack or "transpose(" in stack
+            in_rule = "jvp(" in stack or "transpose(" in stack
+            if in_rule and names.mesh_axes.intersection(over):  # a library reduces over the mesh axis alone, silently
+                in_rule = not spans or is_under(spans[0][0], root)
+            stays = in_rule or all(map(names.stays, over))
             if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
                 continue
-            if rewriting.handled.keys().isdisjoint([*spans, over]):
+            if rewriting.handled.isdisjoint(spans) and not rewriting.handled.issuperset(over):
                 called = f"{primitive} over {', '.join(map(str, over))} at {_jax.where_in_user_code(eqn)}"
                 raise NotWritable(messages.NOT_BY_NAME.format(called=called, primitive=primitive))
 

@@ -55,7 +55,7 @@ class _File:
         return Names(self.tree)
 
     def edit(self, edits: Iterable[Edit]) -> None:
-        """Apply edits, in whose texts names that begin with a mark are given those of the file."""
+        """Apply edits; names in their texts that begin with ``text.OURS`` become names of the file."""
         resolved = [e._replace(text=re.sub(rf"{OURS}(\w+)", lambda found: self._name(found[1]), e.text)) for e in edits]
         self.data = applied(self.data, self.path, _merged(resolved)) if resolved else self.data
 

@@ -43,7 +43,7 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
         entries = (axis_resources or {}).get(name, ())
         entries = entries if type(entries) in (tuple, list) else (entries,)
         across = tuple(entry for entry in entries if not hasattr(entry, "length"))
-        ways = AXES.get(name, [] if AXES and name in across else [(*across, f"{name}_local") if across else (name,)])
+        ways = AXES.get(name, [(*across, f"{name}_local") if across else (name,)] * (not AXES or name not in across))
         if not (local := [way[-1] for way in ways if way[:-1] == across]):  # collectives might reduce a part, silently
             raise ValueError(f"collectives over {name!r} are written for {ways}, and not for the mesh axes {across}")
         axes.append(Axis(name, across, local[0], math.prod(e.length for e in entries if hasattr(e, "length"))))

@@ -25,7 +25,7 @@ from xmap_compat.tools.leave.construction import Spot
 from xmap_compat.tools.leave.rewriting import Rewriting
 from xmap_compat.tools.leave.text import OURS, NotWritable, axes, literal, placeholder
 from xmap_compat.tools.leave.user_code import Piece, is_ours, is_xmap
-from xmap_compat.tools.source.bindings import assigned_once
+from xmap_compat.tools.source.bindings import Names, assigned_once
 from xmap_compat.tools.source.layout import Edit
 
 # The functions over axes that JAX lacks, or computes otherwise over the parts of an axis, and the helper for each.
@@ -44,6 +44,7 @@ _HELPERS = (
     (lax.all_to_all, "all_to_all"),
     (named_lax.pdot, "pdot"),
 )
+_LAYERS = ("axis_name", "cross_replica_axis")  # by which libraries call the axis of a layer that reduces
 
 
 class Rewriter:
@@ -93,15 +94,18 @@ class Rewriter:
     # ---- one call
 
     def _call(self, node: ast.Call) -> None:
-        callee, function = self.callee(node.func), node.func
+        callee, function, arguments = self.callee(node.func), node.func, node.args
         if is_xmap(callee):
             return None
-        if callee is functools.partial and node.args and _takes_axes(inner := self.callee(node.args[0])):
-            return self._over_axes(node, inner, node.args[0], node.args[1:])
-        if self.piece.span(node) in self.module.calls and is_ours(callee) and not _helper_of(callee):
+        is_traced = self.piece.span(node) in self.module.calls
+        if is_traced and is_ours(callee) and not _helper_of(callee):
             raise NotWritable(messages.NOT_OF_JAX.format(called=ast.unparse(function)))
-        if self.piece.span(node) in self.module.calls or _takes_axes(callee):
-            return self._over_axes(node, callee, function, node.args)
+        if callee is functools.partial and node.args and _takes_axes(inner := self.callee(node.args[0])):
+            callee, function, arguments = inner, node.args[0], node.args[1:]
+        if _helper_of(callee) and not self._is_imported(function):  # what a variable means in another run is unknown
+            return self._unedited(node, callee)
+        if is_traced or _takes_axes(callee) or self._is_layer(node, callee):
+            return self._over_axes(node, callee, function, arguments)
         self._unedited(node, callee)
 
     def _unedited(self, node: ast.Call, callee: Any) -> None:
@@ -111,6 +115,7 @@ class Rewriter:
         """
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         given = [self._axis_value(a) for a in (*node.args, *(k.value for k in node.keywords))]
+        given += [self.piece.names.get(getattr(a, "id", "")) for a in node.args]
         if isinstance(callee, functools.partial):
             name, given = "", [*given, *callee.args, *callee.keywords.values()]
         named = {n for v in given for n in (v if isinstance(v, (tuple, list)) else (v,)) if isinstance(n, str)}
@@ -122,13 +127,13 @@ class Rewriter:
         traced = self.module.calls.get(self.piece.span(node), ())
         helper = _helper_of(callee)
         given = self._given(node, callee, arguments, bool(traced or helper))
-        parameter = next((p for p in ("axis_name", "axes", "axis") if p in given), None)
+        parameter = next((p for p in (*_LAYERS, "axes", "axis") if p in given), None)
         if parameter is None:
             return
         at = given[parameter]
-        value = self._axis_value(at, function is not node.func)
+        value = self._axis_value(at)
         if value is _UNKNOWN:
-            if not traced and parameter != "axis_name" and (not helper or parameter == "axis"):
+            if not traced and parameter not in _LAYERS and (not helper or parameter == "axis"):
                 return
             over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params))) or (*self.names.choices,)
             stays = all(map(self.names.stays, self.names.choices))
@@ -137,11 +142,22 @@ class Rewriter:
             over, text = self._known(value, callee, parameter, at)
         if not over:
             return
-        self.module.handled[self.piece.span(node) if function is node.func else over] = over
+        is_used_later = function is not node.func or self._is_layer(node, callee)
+        self.module.handled |= {*map(self.piece.span, self._uses(node) if is_used_later else [node])}
+        # Other collectives over a mesh axis of that name are not told apart when the program runs.
+        self.module.handled |= {*over} - self.names.mesh_axes if is_used_later else set()
         if helper and any(name in self.names.choices for name in over):
             return self._helped(node, function, helper, next(iter(given.values())), at, text or self._source(at))
         if text is not None:
             self._replace(at, text)
+
+    def _uses(self, made: ast.Call) -> list[ast.Call]:
+        """The calls of what a call makes, or with it, also by a variable."""
+        nodes = list(ast.walk(self.piece.node))
+        given = {c: [c.func, *c.args, *(k.value for k in c.keywords)] for c in nodes if isinstance(c, ast.Call)}
+        names = {n.id for of in given.values() for n in of if isinstance(n, ast.Name)}
+        known = {name for name in names if assigned_once(nodes, name) is made}
+        return [c for c, of in given.items() if made in of or known & {getattr(n, "id", "") for n in of}]
 
     def _known(self, value: Any, callee: Any, parameter: str, at: ast.expr) -> tuple[tuple[Any, ...], str | None]:
         """The named axes in an argument, and its new text; None if it stays."""
@@ -170,7 +186,7 @@ class Rewriter:
             return dict(inspect.signature(callee).bind_partial(*arguments, **keywords).arguments)
         except (TypeError, ValueError):
             named = [a for a in arguments if isinstance(v := self._axis_value(a), str) and v in self.names.choices]
-            return {**dict(zip(["axis"], named)), **keywords}
+            return {**dict(zip(["axis"], named or (arguments[1:2] if needed else ()))), **keywords}
 
     def _helped(self, node: ast.Call, function: Any, helper: str, given: Any, at: ast.expr, text: str) -> None:
         """Call a helper instead of the function.
@@ -192,30 +208,28 @@ class Rewriter:
             elif k.arg not in parameters:
                 raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}: write it as a step of its own")
 
+    def _is_layer(self, node: ast.Call, callee: Any) -> bool:
+        """Whether a call makes an object of a library that reduces over an axis, as ``flax.linen.BatchNorm`` does."""
+        is_own = getattr(callee, "__name__", "") in self.module.functions
+        return isinstance(callee, type) and not is_own and any(k.arg in _LAYERS for k in node.keywords)
+
+    def _is_imported(self, function: ast.expr) -> bool:
+        dotted = Names(self.piece.tree).dotted(function)
+        return dotted.partition(".")[0] in ("jax", "xmap_compat")
+
     # ---- values
 
-    def _evaluated(self, node: ast.expr) -> Any:
-        """The value of an expression if it is known before the function runs; else a ValueError."""
-        if any(isinstance(n, ast.Name) and not self.piece.is_free(n) for n in ast.walk(node)):
-            raise ValueError
-        try:
-            return eval(compile(ast.Expression(node), "<axes>", "eval"), {**self.piece.names})
-        except Exception as error:
-            raise ValueError from error
-
-    def _axis_value(self, node: ast.expr | None, evaluated: bool = False) -> Any:
-        """The axes and positions of an axis argument; ``_UNKNOWN`` if they are unknown before the function runs."""
+    def _axis_value(self, node: ast.expr | None) -> Any:
+        """The axes and positions of an axis argument; ``_UNKNOWN`` if they are not constant, as those of a flag."""
         if isinstance(node, (ast.Tuple, ast.List)):
-            values = [self._axis_value(e, evaluated) for e in node.elts]
+            values = [self._axis_value(e) for e in node.elts]
             return _UNKNOWN if _UNKNOWN in values else tuple(values)
-        if isinstance(node, ast.Name) and not self.piece.known(node):
-            return self._axis_value(assigned_once(ast.walk(self.piece.node), node.id))
+        if isinstance(node, ast.Name):
+            scope = self.piece.tree if self.piece.is_free(node) else self.piece.node
+            return self._axis_value(assigned_once(ast.walk(scope), node.id))
         try:
-            constant = evaluated or isinstance(node, (ast.Name, ast.Constant, ast.UnaryOp))
-            value = self._evaluated(node) if constant and node is not None else _UNKNOWN
-            hash(tuple(value) if isinstance(value, list) else value)
-            return value
-        except (ValueError, TypeError):
+            return ast.literal_eval(node) if isinstance(node, (ast.Constant, ast.UnaryOp)) else _UNKNOWN
+        except ValueError:
             return _UNKNOWN
 
 

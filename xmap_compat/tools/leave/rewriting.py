@@ -44,7 +44,8 @@ class Rewriting:
 
     Attributes:
       calls: the collectives of each innermost call of the user, in all traced programs.
-      handled: calls whose axes were rewritten or may stay, with their axes; for ``functools.partial``, the axes.
+      handled: calls whose axes were rewritten or may stay; for partial functions and layers, those that use them, and
+        the axes.
       places: where each edited call is, which the second run counts by its index; and, never counted, others that name
         an axis of one name with its mesh axis.
       functions: the names of the functions and classes of the user that xmaps reach.
@@ -52,7 +53,7 @@ class Rewriting:
 
     names: AxisNames
     calls: Mapping[Span, Sequence[Any]]
-    handled: dict[Any, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    handled: set[Any] = dataclasses.field(default_factory=set)
     places: list[tuple[str, int, int]] = dataclasses.field(default_factory=list)
     functions: frozenset[str] = frozenset()
 
