@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 
 from xmap_compat import api, xmap
-from xmap_compat.core import placement
+from xmap_compat.core import placement, watch
 from xmap_compat.tools.leave import collectives, command, comparing, counting, edits, mapped, patch, report, verifying
 from xmap_compat.tools.leave.comparing import Leaf, RecordedCall
 from xmap_compat.tools.leave.construction import Change, Construction, Edited
@@ -354,9 +354,9 @@ def test_what_the_noise_of_a_program_explains_is_no_difference():
     assert comparing.difference(changed(0, 2e-3, 0), wanted, changed(0, 0, 3)) != ""
 
 
-def test_an_xmap_that_is_made_to_see_the_noise_is_none_of_the_program(recorder, tmp_path, monkeypatch):
-    recorder.api, make = api, api.make
-    monkeypatch.setattr(api, "make", lambda *args, **kwargs: recorder.constructed(make(*args, **kwargs)))
+def test_an_xmap_that_is_made_to_see_the_noise_is_none_of_the_program(recorder, tmp_path, monkeypatch, request):
+    recorder.api = api
+    request.addfinalizer(watch.watch_everywhere(watch.Watcher(constructed=recorder.constructed)))
     xmap(lambda row: jax.lax.psum(row, "i"), ["i", ...], [...])(X)
     (c,) = recorder.found.values()
     recorder.spec |= {"noise": [[*c.key]], "result": tmp_path / "result"}

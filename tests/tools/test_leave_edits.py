@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import xmap_compat
-from xmap_compat import api
 from xmap_compat.core import watch
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
@@ -56,20 +55,19 @@ def importing(folder, files):
 def observed(folder, files, monkeypatch):
     """Run a program: its module, and its xmaps with their calls."""
     made, calls = {}, []
-    make = api.make
 
-    def recording(fun, *args, **kwargs):
-        function, frame = make(fun, *args, **kwargs), sys._getframe(1)
+    def constructed(function):
+        frame = sys._getframe(1)
         while os.path.dirname(frame.f_code.co_filename) != str(folder):
             frame = frame.f_back
         key = frame.f_code.co_filename, frame.f_lineno
         made.setdefault(key, Construction(*key, globals=frame.f_globals)).functions.append(function)
         return function
 
-    monkeypatch.setattr(api, "make", recording)
     monkeypatch.setattr(xmap_compat.Mesh, "__enter__", xmap_compat.Mesh.__enter__)  # to undo what is noted
     entered, otherwise = set(), set()
-    end = watch.observe(lambda declared, placed, args: calls.append((declared, placed)))
+    traced = lambda declared, placed, args: calls.append((declared, placed))
+    end = watch.watch_everywhere(watch.Watcher(traced=traced, constructed=constructed))
     with xmap_compat.install(), importing(folder, files), monkeypatch.context() as noted:
         noted.setattr(jax.sharding.Mesh, "__enter__", jax.sharding.Mesh.__enter__)
         note_entered((jax.sharding.Mesh, xmap_compat.Mesh), entered, otherwise)

@@ -224,19 +224,21 @@ def _check_mesh_axes(placed: Any) -> None:
     In JAX it reduces that one, and data that are alike, such as zeros, do not tell.
     """
 
+    every = placed.every_placement
+
     class Lacking(Checker):
         def _collective(self, eqn, inputs):
             held = frozenset().union(*inputs)
-            over = [n for n in mentioned_names(eqn.params) if n in placed.placements and n not in held]
-            for name, other in itertools.product(over, held & placed.placements.keys()):
-                if {*placed.placements[name].mesh_axes} & {*placed.placements[other].mesh_axes}:
+            over = [n for n in mentioned_names(eqn.params) if n in every and n not in held]
+            for name, other in itertools.product(over, held & every.keys()):
+                if {*every[name].mesh_axes} & {*every[other].mesh_axes}:
                     raise NotWritable(messages.LACKS.format(where=self.where(eqn), name=name, other=other))
             return super()._collective(eqn, inputs)
 
-    if not placed.nested and len(placed.placements) > 1:
+    if not placed.nested and len(every) > 1:
         given = [frozenset(spec.position_of()) for spec in placed.in_specs]
-        entering = undeclared.names_at_entry(placed.program.consts, given, placed.placements)
-        Lacking(placed.placements, placed.fun_name).results(placed.program.jaxpr, entering)
+        entering = undeclared.names_at_entry(placed.program.consts, given, every)
+        Lacking(every, placed.fun_name).results(placed.program.jaxpr, entering)
 
 
 def _keep_what_stays(cs: Sequence[Construction], functions: Iterable[_Function]) -> None:

@@ -87,9 +87,7 @@ class Recorder:
         """Begin when the program has imported JAX, which these modules need."""
         names = ("api", "core.placement", "core.watch")
         self.api, self.placement, watch = (importlib.import_module(f"xmap_compat.{name}") for name in names)
-        api, make = self.api, self.api.make
-        api.make = lambda *args, **kwargs: self.constructed(make(*args, **kwargs))  # type: ignore[attr-defined]
-        watch.observe(self.traced)
+        watch.watch_everywhere(watch.Watcher(traced=self.traced, constructed=self.constructed))
         note_entered(
             (jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh), self.entered, self.otherwise
         )
