@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax
@@ -44,16 +44,18 @@ class _Function:
     why_not: str = ""
 
 
-def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edited:
+def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", generated: Collection[str] = ()) -> Edited:
     """The edits for the constructions that a program made, in files under ``root``.
 
     Args:
       beside: the folder for the helper file, if it is not ``root``.
+      generated: files there that the program itself has written.
     """
-    cs = [*cs, *unmade(cs, root)]
+    is_own = lambda file: is_under(file, root) and os.path.realpath(file) not in generated  # noqa: E731
+    cs = [*cs, *unmade(cs, is_own)]
     for c in cs:
-        _or_refuse(c, _find, root)
-    reached = {c: Reached([*(f.plan.declared.fun for f in c.functions), *c.given], root) for c in cs}
+        _or_refuse(c, _find, is_own)
+    reached = {c: Reached([*(f.plan.declared.fun for f in c.functions), *c.given], is_own) for c in cs}
     functions, unread = _functions(reached)
     names = _names(_ways(c for c in cs if not c.refused))
     placed = [p for c in cs for p in c.placed]
@@ -79,9 +81,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     folder = beside or root
     module = fresh("named_axes", {name.partition(".")[0] for name in os.listdir(folder)})
     kept = [change.text for c in cs if not c.refused for change in c.changes]
-    files = {
-        os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)
-    }
+    files = {os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_own(f)}
     files |= {change.file for c in cs if not c.refused for change in (c.change, *c.changes) if change}
     return Edited(
         list(cs),
@@ -101,10 +101,10 @@ def _or_refuse(c: Construction, step: Any, *args: Any) -> None:
         c.refused = str(error) if isinstance(error, NotWritable) else messages.FAILED.format(error=in_a_line(error))
 
 
-def _find(c: Construction, root: str) -> None:
+def _find(c: Construction, is_own: Callable[[str], bool]) -> None:
     """Find the call of xmap, and refuse what cannot be edited whatever it computes."""
-    if not is_under(c.file, root):
-        raise NotWritable(messages.OF_ANOTHER_PACKAGE.format(file=c.file))
+    if not is_own(c.file):
+        raise NotWritable(messages.NOT_OF_THE_PROGRAM.format(file=c.file))
     if c.problem and not c.placed:
         raise NotWritable(c.problem)
     c.change = xmap_at(c, any(any(placed.undeclared) for placed in c.placed))

@@ -254,6 +254,13 @@ class Recorder:
         except Exception as error:
             c.problem = messages.NOT_REPEATED.format(error=comparing.in_a_line(error))
 
+    def generated(self, constructions: list[Construction]) -> list[str]:
+        """The files of constructions and modules that are not in the user's folders: the program has written them."""
+        users = {copy: folder for folder, copy in self.spec["folders"].items()}
+        modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        files = {os.path.realpath(f) for f in (*modules, *(c.file for c in constructions)) if isinstance(f, str)}
+        return [file for file in files if not os.path.exists(verifying.moved(users, file))]
+
     def edited(self, constructions: list[Construction]) -> Edited:
         refused = {tuple(key): why for key, why in self.spec["refused"]}
         for c in constructions:  # what one has traced, others of the same function need not trace again
@@ -263,7 +270,12 @@ class Recorder:
             c.refused = refused.get(c.key, "")
         edits = importlib.import_module("xmap_compat.tools.leave.edits")
         try:
-            return edits.edits_of(constructions, root=self.spec["tree"], beside=self.spec["beside"])
+            options = {
+                "root": self.spec["tree"],
+                "beside": self.spec["beside"],
+                "generated": self.generated(constructions),
+            }
+            return edits.edits_of(constructions, **options)
         except Exception as error:
             traceback.print_exc()
             for c in constructions:
