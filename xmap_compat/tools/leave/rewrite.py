@@ -104,7 +104,8 @@ class Rewriter:
             raise NotWritable(messages.NOT_OF_JAX.format(called=ast.unparse(function)))
         if callee is functools.partial and node.args and _takes_axes(inner := self.callee(node.args[0])):
             callee, function, arguments = inner, node.args[0], node.args[1:]
-        if _helper_of(callee) and not self.piece.is_fixed(function):  # what a variable means in another run is unknown
+        known = is_traced and not _helper_of(callee)  # what a variable means in another run is unknown
+        if _takes_axes(callee) and not known and not self.piece.is_fixed(function):
             return self._unedited(node, callee)
         if is_traced or _takes_axes(callee) or self._is_layer(node, callee):
             return self._over_axes(node, callee, function, arguments)
@@ -144,13 +145,9 @@ class Rewriter:
             over, text = self._known(value, callee, parameter, at)
         if not over:
             return
-        if text is not None and not helper:
-            if moving := [e.primitive.name for e in traced if e.primitive.name in _MOVING]:
-                raise NotWritable(messages.NOT_BY_NAME.format(called=ast.unparse(function), primitive=moving[0]))
-            is_known = self.piece.is_fixed(function) and getattr(callee, "__name__", "") not in _MOVING
-            if not traced and not is_known:
-                self.module.place(self.piece, node)  # not edited, and told as not reached
-                return
+        moving = [e.primitive.name for e in traced if e.primitive.name in _MOVING]
+        if moving and text is not None and not helper:
+            raise NotWritable(messages.NOT_BY_NAME.format(called=ast.unparse(function), primitive=moving[0]))
         is_used_later = function is not node.func or self._is_layer(node, callee)
         self.module.handled |= {*map(self.piece.span, self._uses(node) if is_used_later else [node])}
         # Other collectives over a mesh axis of that name are not told apart when the program runs.
@@ -248,7 +245,7 @@ def _helper_of(function: Any) -> str:
 
 def _takes_axes(callee: Any) -> bool:
     """Whether a function is a JAX function that takes axis names and does not bind them."""
-    if callee is None or callee is jax.vmap or callee is jax.pmap:
+    if any(callee is other for other in (None, jax.vmap, jax.pmap, lax.pshuffle, lax.pswapaxes)):
         return False
     module = getattr(callee, "__module__", None) or type(callee).__module__
     return str(module).split(".")[0] == "jax" or bool(_helper_of(callee))

@@ -123,17 +123,11 @@ class Piece:
         """The values of the names around the piece."""
         return {**self.globals, **self.closure}
 
-    @functools.cached_property
-    def bindings(self) -> Names:
-        return Names(self.tree)
-
     def is_fixed(self, node: ast.expr) -> bool:
-        """Whether the imports of the file say what is called, in each run; a name may be None where an import fails."""
-        root = node
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        bound = [m for m in self.bindings.bound.get(getattr(root, "id", ""), ()) if getattr(m, "value", m) is not None]
-        return bool(self.bindings.dotted(node)) or (bool(bound) and all(isinstance(m, str) for m in bound))
+        """Whether imports alone say what a name or attribute is in each run; it may be None where an import fails."""
+        names, parts = Names(self.tree), (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+        bound = [meant for name in parts for meant in names.bound[name] if getattr(meant, "value", meant) is not None]
+        return bool(names.dotted(node) or bound) and all(isinstance(m, str) or names.dotted(node) for m in bound)
 
     def is_free(self, node: ast.Name) -> bool:
         """Whether the piece itself does not bind a name at that place."""
