@@ -292,7 +292,7 @@ found_by(
 found_by("test_transformations::test_nested_xmap", edits={"return (*own, *outer)": "return own"})
 found_by(
     "test_transformations::test_a_vmap_around_has_a_name_of_its_own",
-    edits={"frozenset(filter(_jax.is_bound, _mesh_axes_used(program, placements)))": "frozenset()"},
+    edits={"frozenset(filter(_jax.is_bound, mesh_axes))": "frozenset()"},
 )
 found_by("test_branches", edits={' and k >= getattr(held, "num_consts", 0)': ""})
 found_by("test_misuse", edits={'startswith("Ordered")': 'startswith("OrderedIO")'})
@@ -644,7 +644,7 @@ found_by(
 )
 found_by(
     "test_primitives",
-    edits={"if (used := names_used(eqn) & self.own) or (": "if (used := frozenset()) or ("},
+    edits={"used = names_used(eqn) & self.placements.keys()": "used = frozenset()"},
 )
 
 # ------------------------------------------------------------------------------ running

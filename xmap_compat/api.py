@@ -153,7 +153,8 @@ def make(
         raise _not_callable(fun)
     _check_backend(backend)
     declared = declare(fun, in_axes, out_axes, axis_sizes, axis_resources, backend, undeclared)
-    return _jit(declared, _positions(donate_argnums))
+    made = _jit(declared, _positions(donate_argnums))
+    return functools.reduce(lambda function, watcher: watcher.constructed(function), watch.watchers(), made)
 
 
 def with_resources(declared: calls.Declaration, axis_resources: Mapping[AxisName, Any]) -> Any:
@@ -181,8 +182,7 @@ def _check_backend(backend: str | None) -> None:
     try:
         jax.devices(backend)
     except RuntimeError:
-        known = sorted({d.platform for d in jax.devices()} | {"cpu"})
-        raise errors.unknown_backend(backend, known) from None
+        raise errors.unknown_backend(backend, sorted({d.platform for d in jax.devices()} | {"cpu"})) from None
 
 
 def _jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
@@ -226,7 +226,8 @@ class _XmappedCall:
         arguments = calls.bind_arguments(self.declared, args)
         placed = calls.place_arguments(self.declared, arguments)
         self.uses_mesh |= placed.uses_mesh or placed.first_device_of is not None
-        watch.tell(self.declared, placed, args)
+        for watcher in watch.watchers():
+            watcher.traced(self.declared, placed, args)
         self.compared.traced(self.declared, placed, args)
         try:
             return execute.run(placed, arguments.leaves)
@@ -286,7 +287,6 @@ def declare(
     if missing:
         raise errors.names_missing_from_inputs(missing, names)
     resources = known_axes(parse_axis_resources(axis_resources), names, undeclared)
-    name = name_of(fun)
     return calls.Declaration(
-        fun, name, in_specs, out_specs, in_axes, out_axes, sizes, resources, tuple(names), backend, undeclared
+        fun, name_of(fun), in_specs, out_specs, in_axes, out_axes, sizes, resources, tuple(names), backend, undeclared
     )

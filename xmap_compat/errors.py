@@ -1,4 +1,4 @@
-"""Messages of the functions that users call: ``xmap`` itself, the named vocabulary, and global arrays.
+"""Messages of the functions that users call, beside those that stand below what raises them.
 
 Every function returns an exception for the caller to raise; the core's messages are in ``core/errors.py``.
 """

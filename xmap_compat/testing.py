@@ -203,7 +203,7 @@ def _choices(declared, args, mesh):
         placed = calls.place_call(dataclasses.replace(declared, resources={}), args)
         named = collectives_in(placed.program.jaxpr)
         taken = {n.mesh_axis for n in named if isinstance(n, MeshAxis)}
-        sizes = {n: p.size for n, p in placed.placements.items() if not isinstance(n, MeshAxis)}
+        sizes = {n: p.size for n, p in placed.placements.items()}
         free = {m: n for m, n in mesh.shape.items() if m not in taken}
         found.extend((sizes, free, [n for n in sizes if n not in named]))
         return ()

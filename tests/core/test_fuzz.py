@@ -12,6 +12,7 @@ import faulthandler
 import math
 import os
 import sys
+import traceback
 import warnings
 
 import jax
@@ -21,8 +22,8 @@ from fuzz_model import Call, Constant, Index, Leaf, Refused, Total, body_of, is_
 from hypothesis import HealthCheck, event, given, note, seed, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
-from wording import makers
 
+import xmap_compat
 from xmap_compat import Mesh, SerialLoop, serial_loop, xmap
 
 EXAMPLES = int(os.environ.get("XMAP_COMPAT_FUZZ", 0))
@@ -256,27 +257,24 @@ def strange_calls(draw):
 # -------------------------------------------------------------------------------- judging
 
 
+PACKAGE = os.path.dirname(xmap_compat.__file__)
+
+
 @contextlib.contextmanager
-def our_errors():
-    """All exceptions that the package's own messages were made for."""
-    made = []
-    functions = {(module, name): getattr(module, name) for module, name in makers()}
-
-    def recorded(function):
-        def make(*args, **kwargs):
-            result = function(*args, **kwargs)
-            made.append(result)
-            return result
-
-        return make
-
+def whole_tracebacks():
+    """Tracebacks end where an error was raised, and not in the file of the user."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
     try:
-        for (module, name), function in functions.items():
-            setattr(module, name, recorded(function))
-        yield made
+        yield
     finally:
-        for (module, name), function in functions.items():
-            setattr(module, name, function)
+        jax.config.update("jax_traceback_filtering", before)
+
+
+def is_ours(error):
+    """Raised by the package; or a NameError of JAX's, which is given our words."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return last.filename.startswith(PACKAGE) or "Named axes in scope: " in str(error)
 
 
 @contextlib.contextmanager
@@ -353,14 +351,12 @@ def judge(call):
 
 
 def judge_refusal(call, reason):
-    with our_errors() as made:
-        try:
+    try:
+        with whole_tracebacks():
             result = perform(call)
-        except Exception as error:
-            # A NameError of JAX's is given our words.
-            ours = any(error is e or (type(error) is type(e) and error.args == e.args) for e in made)
-            assert ours and len(str(error)) > 20, f"foreign: {error!r}"
-            return
+    except Exception as error:
+        assert is_ours(error) and len(str(error)) > 20, f"foreign: {error!r}"
+        return
     raise AssertionError(f"should be refused ({reason}), but gave {result}")
 
 

@@ -61,7 +61,7 @@ NICE = {
     "recovery": {
         "jax._src.checkify.error_checks": "0.9 on",
         "jitted.__getstate__": "0.9 on",
-        "made.__setstate__": "0.9 on",
+        "changed.__setstate__": "0.9 on",
         "state['cache_miss']": "0.9 on",
     },
     "references": {"jax._src.state.discharge.discharge_state": "0.9 on"},
@@ -92,7 +92,7 @@ PRIVATE_OBJECTS = {
     "_jax.nice.frames": {"made": set()},
     "_jax.nice.origins": {"x": {"full_lower", "invars", "outvars"}},
     "_jax.nice.processes": {"client": set()},
-    "_jax.nice.recovery": {"jitted": set(), "made": {"__dict__"}, "state": set()},
+    "_jax.nice.recovery": {"changed": {"__dict__"}, "jitted": set(), "state": set()},
 }
 
 # Parameters of equations, by which JAX's own listings call them.
@@ -303,7 +303,8 @@ def holders():
         **held,
         "trace_state": [version.trace_state],
         "effect": [*program.effects],
-        "made": [program.eqns[0].source_info.traceback, jitted],
+        "changed": [jitted],
+        "made": [program.eqns[0].source_info.traceback],
         "client": [jax_lib._jax.DistributedRuntimeClient],
         "jitted": [jitted],
         "state": [jitted.__getstate__()],

@@ -22,7 +22,7 @@ from jax import lax
 
 from xmap_compat import Mesh, SerialLoop, einsum, serial_loop, xmap
 from xmap_compat.core.processes import fingerprint
-from xmap_compat.core.watch import observe
+from xmap_compat.core.watch import Watcher, watch_everywhere
 
 # ------------------------------------------------------------------------------- bodies
 
@@ -138,7 +138,7 @@ def own_texts():
             mapped = xmap(body, tuple([n] for n in NAMES), [*NAMES, ...], axis_resources=resources)
             with mesh, serial_loop("loop", 2):
                 calls: list[str] = []
-                end = observe(lambda *call, calls=calls: calls.append(fingerprint_text(*call)))
+                end = watch_everywhere(Watcher(traced=lambda *call, calls=calls: calls.append(fingerprint_text(*call))))
                 yield f"{body.__name__} {k}", mapped.lower(*args).as_text()
                 end()
                 yield f"fingerprint of {body.__name__} {k}", "\n".join(calls)

@@ -171,9 +171,10 @@ def traced(size):
 
 
 def test_nobody_observes_before_and_after():
-    assert not watch._observers
+    assert not watch._everywhere
     seen = []
-    ends = [watch.observe(lambda declared, made, args: seen.append(declared.name)) for _ in range(2)]
+    watcher = watch.Watcher(traced=lambda declared, made, args: seen.append(declared.name))
+    ends = [watch.watch_everywhere(watcher) for _ in range(2)]
     traced(101)
     assert len(seen) == 2
     for end in ends:
@@ -181,13 +182,13 @@ def test_nobody_observes_before_and_after():
         end()
     traced(102)
     assert len(seen) == 2
-    assert not watch._observers
+    assert not watch._everywhere
 
 
 def test_a_report_tells_of_calls_in_all_threads():
     out = io.StringIO()
     report = explain.Report(out)
-    end = watch.observe(report.call)
+    end = watch.watch_everywhere(watch.Watcher(traced=report.call))
     try:
         threads = [threading.Thread(target=traced, args=(200 + k // 2,)) for k in range(12)]
         for thread in threads:
@@ -204,7 +205,7 @@ def test_a_report_tells_of_calls_in_all_threads():
 def test_calls_that_differ_in_a_nested_call_are_two():
     out = io.StringIO()
     report = explain.Report(out)
-    end = watch.observe(report.call)
+    end = watch.watch_everywhere(watch.Watcher(traced=report.call))
     try:
         for loops in (2, 3, 2):
             inner = xmap(lambda v: v * 2, ["k"], ["k"], axis_resources={"k": SerialLoop(loops)})
@@ -219,7 +220,7 @@ def test_what_goes_wrong_in_a_report_stays_there(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr("xmap_compat.tools.plan.describe_made", lambda *_: 1 / 0)
     report = explain.Report(out)
-    end = watch.observe(report.call)
+    end = watch.watch_everywhere(watch.Watcher(traced=report.call))
     try:
         traced(300)
     finally:
@@ -234,7 +235,7 @@ def test_a_closed_output_disturbs_nobody():
     out = io.StringIO()
     out.close()
     report = explain.Report(out)
-    end = watch.observe(report.call)
+    end = watch.watch_everywhere(watch.Watcher(traced=report.call))
     try:
         traced(301)
     finally:

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import xmap_compat
-from xmap_compat import api
 from xmap_compat.core import watch
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
@@ -56,27 +55,28 @@ def importing(folder, files):
 def observed(folder, files, monkeypatch):
     """Run a program: its module, and its xmaps with their calls."""
     made, calls = {}, []
-    make = api.make
 
-    def recording(fun, *args, **kwargs):
-        function, frame = make(fun, *args, **kwargs), sys._getframe(1)
+    def constructed(function):
+        frame = sys._getframe(1)
         while os.path.dirname(frame.f_code.co_filename) != str(folder):
             frame = frame.f_back
         key = frame.f_code.co_filename, frame.f_lineno
         made.setdefault(key, Construction(*key, globals=frame.f_globals)).functions.append(function)
         return function
 
-    monkeypatch.setattr(api, "make", recording)
     monkeypatch.setattr(xmap_compat.Mesh, "__enter__", xmap_compat.Mesh.__enter__)  # to undo what is noted
     entered, otherwise = set(), set()
-    end = watch.observe(lambda declared, placed, args: calls.append((declared, placed)))
+    traced = lambda declared, placed, args: calls.append((declared, placed, args))
+    end = watch.watch_everywhere(watch.Watcher(traced=traced, constructed=constructed))
     with xmap_compat.install(), importing(folder, files), monkeypatch.context() as noted:
         noted.setattr(jax.sharding.Mesh, "__enter__", jax.sharding.Mesh.__enter__)
         note_entered((jax.sharding.Mesh, xmap_compat.Mesh), entered, otherwise)
         module = importlib.import_module("program")
         for construction in made.values():
             declared = [f.plan.declared for f in construction.functions]
-            construction.placed += [placed for of, placed in calls if any(of is d for d in declared)]
+            own = [(placed, args) for of, placed, args in calls if any(of is d for d in declared)]
+            construction.placed += [placed for placed, _ in own]
+            construction.given += [jax.tree.map(lambda _: None, args) for _, args in own]
             construction.calls = len(construction.placed)
         yield module, list(made.values()), entered - otherwise, bool(otherwise)
     end()
@@ -931,6 +931,42 @@ def test_collectives_over_an_axis_of_one_name_are_edited_or_refused_wherever_the
     assert left.refused == [None]
     left.texts["program.py"] = left.text.replace("sizes = [8]", "sizes = [2]")
     assert_close(left.run(), left.before)
+
+
+@pytest.mark.parametrize("resources", ["d", "e"])
+def test_functions_that_the_arguments_hold_are_edited(resources, tmp_path, monkeypatch):
+    """As the ``apply_fn`` of a state of flax, and the methods of a module of equinox; also within gradients."""
+    program = f"""
+        import collections
+
+        class Scaled:
+            def __init__(self, w):
+                self.w = w
+            def __call__(self, v):
+                return self.w * v - lax.pmean(v, '{resources}')
+
+        jax.tree_util.register_pytree_node(Scaled, lambda s: ((s.w,), None), lambda _, held: Scaled(*held))
+        State = collections.namedtuple('State', 'apply module')
+        jax.tree_util.register_pytree_node(
+            State, lambda s: ((s.module,), s.apply), lambda apply, held: State(apply, *held))
+
+        def total(v):
+            return lax.psum(v, axis_name='{resources}')
+
+        def body(state, v):
+            slope = jax.grad(lambda v: (state.apply(v) ** 2).sum())(v)
+            return slope + state.module(v)
+
+        sizes = [8]
+        f = xmap(body, ([...], ['{resources}', ...]), ['{resources}', ...], axis_resources={{'{resources}': 'd'}})
+        with Mesh(devices[:sizes[-1]], 'd'):
+            results = f(State(total, Scaled(np.float32(2))), x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    assert left.refused == [None]
+    left.texts["program.py"] = left.text.replace("sizes = [8]", "sizes = [2]")
+    assert_close(left.run(), left.before)
+    assert_close(left.before, 2 * 8 * x.sum(0) + 2 * x - x.mean(0))
 
 
 SET = {

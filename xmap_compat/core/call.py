@@ -38,7 +38,8 @@ class PlacedCall:
 
     Attributes:
       scope: the resources in scope at the call.
-      placements: each axis, in order of appearance.
+      placements: the named axes of the user, in order of appearance.
+      mesh_placements: mesh axes as named axes, on themselves: for nested calls, or as each ``OwnElement``.
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
       result_names: the named axes that each result varies over.
@@ -51,6 +52,7 @@ class PlacedCall:
     fun_name: str
     scope: Scope
     placements: dict[AxisName, Placement]
+    mesh_placements: dict[AxisName, Placement]
     in_specs: tuple[AxisSpec, ...]
     out_specs: tuple[AxisSpec, ...]
     program: NamedProgram
@@ -61,8 +63,12 @@ class PlacedCall:
     first_device_of: Any
 
     @property
+    def every_placement(self) -> dict[AxisName, Placement]:
+        return {**self.placements, **self.mesh_placements}
+
+    @property
     def uses_mesh(self) -> bool:
-        return any(p.mesh_axes for p in self.placements.values())
+        return any(p.mesh_axes for p in self.every_placement.values())
 
 
 def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
@@ -112,17 +118,17 @@ def _check(
     nested = bool(enclosing_bodies())
     # Mesh axes are named axes of the outermost xmap only, but no value of a nested one may need one of them twice.
     checker = Checker({**placements, **mesh_axes}, declared.name)
-    placements = placements if nested else {**placements, **mesh_axes}
-    _check_outer_names(program, placements)
-    own = _own_elements(declared, checker, program, arguments.names, _mesh_axes_used(program, placements))
-    placements, checker = placements | own, dataclasses.replace(checker, placements=checker.placements | own)
-    entering = undeclared.names_at_entry(program.consts, arguments.names, placements)
+    used = _mesh_axes_used(program, placements)
+    _check_outer_names(program, checker.placements, used)
+    own = _own_elements(declared, checker, program, arguments.names, used)
+    every, checker = placements | own, dataclasses.replace(checker, placements=checker.placements | own)
+    entering = undeclared.names_at_entry(program.consts, arguments.names, every)
     results = tuple(checker.results(program.jaxpr, entering))
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
-    alone = not nested and not any(p.mesh_axes for p in placements.values())
+    alone = not (nested or mesh_axes or any(p.mesh_axes for p in every.values()))
     first = undeclared.mesh_of_results(declared, body.scope.mesh) if alone else None
     parts = (arguments.specs, out_specs, program, results, extra, body, nested, first)
-    return PlacedCall(declared.name, body.scope, placements, *parts)
+    return PlacedCall(declared.name, body.scope, placements, own if nested else mesh_axes | own, *parts)
 
 
 def _own_elements(declared, checker, program, input_names, mesh_axes):
@@ -135,14 +141,14 @@ def _own_elements(declared, checker, program, input_names, mesh_axes):
     return {name: place for name, place in own.items() if name in with_own.met}
 
 
-def _check_outer_names(program, placements):
+def _check_outer_names(program, placements, mesh_axes):
     """Raise if the program names an axis of a vmap around the xmap, or if such an axis and a mesh axis share a name.
 
     Our shard_map cannot reach the axis of a vmap.  JAX (to 0.12) confuses a mesh axis with another axis of its name.
     """
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
-    if taken := frozenset(filter(_jax.is_bound, _mesh_axes_used(program, placements))):
+    if taken := frozenset(filter(_jax.is_bound, mesh_axes)):
         raise _mesh_axis_around(taken)
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
     if not outer:
@@ -155,7 +161,7 @@ def _check_outer_names(program, placements):
 
 def _mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placement]) -> frozenset[Hashable]:
     """The mesh axes over which a call, or one nested in it, splits axes."""
-    own = frozenset(m for p in axes.own_of(placements.values()) for m in p.mesh_axes)
+    own = frozenset(m for p in placements.values() for m in p.mesh_axes)
     return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, MeshAxis)}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from xmap_compat import _jax
@@ -98,9 +98,9 @@ def has_groups(params: Params) -> bool:
     return params.get("axis_index_groups") is not None
 
 
-def result_names(primitive: str, params: Params, operands: Sequence[Names], own: Names) -> Names:
+def result_names(primitive: str, params: Params, operands: Sequence[Names], own: Container[AxisName]) -> Names:
     """The named axes of a collective's result, from those of its operands."""
-    axes = frozenset(axis_names(params)) & own
+    axes = frozenset(n for n in axis_names(params) if n in own)
     union = frozenset(itertools.chain.from_iterable(operands))
     return _varied(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)
 

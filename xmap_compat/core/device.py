@@ -65,9 +65,8 @@ class DeviceView:
 
     def placement_of(self, name: AxisName) -> Placement:
         """The placement of an axis; an axis bound outside of this xmap acts as a mesh axis that it fills."""
-        known = self.placements.get(name)
-        if known is not None:
-            return known
+        if name in self.placements:
+            return self.placements[name]
         size = lax.axis_size(name)
         return Placement(name, size, (name,), (size,))
 

@@ -1,7 +1,7 @@
-"""The messages of the core: one function for each.  Legacy's wording is kept where legacy had the message.
+"""Messages that several modules raise, and what all messages are made of; the others stand below what raises them.
 
-Most functions return an exception for the caller to raise, so that the traceback ends where the mistake was found;
-a ``..._text`` is the text of a warning, and a ``..._note`` is a note on an error of JAX.
+Each function returns an exception for the caller to raise, so that the traceback ends where the mistake was found.
+Legacy's sentence is kept where legacy had the message.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from xmap_compat.core.evaluate import RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import boundary
-from xmap_compat.core.nested.axes import as_placements, own_of
+from xmap_compat.core.nested.axes import as_placements
 from xmap_compat.core.nested.named_scopes import NestedCall, named_scope
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.structured.table import STRUCTURED
@@ -57,7 +57,7 @@ class Execution:
         outside = dataclasses.replace(view, placements={n: p.without_loops() for n, p in view.placements.items()})
         args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
         values = [positional(c) for c in consts]
-        names = undeclared.names_at_entry(placed.program.consts, [v.names for v in args], placed.placements)
+        names = undeclared.names_at_entry(placed.program.consts, [v.names for v in args], placed.every_placement)
         entering = [dataclasses.replace(value, names=own) for value, own in zip([*values, *args], names)]
         outs = self._evaluate(*split(entering, len(values)))
         laid_out = zip(outs, placed.out_specs, placed.program.out_types)
@@ -90,20 +90,19 @@ def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
 
 def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh."""
-    call = NestedCall(placed.fun_name, own_of(placed.placements.values()))
+    call = NestedCall(placed.fun_name, tuple(placed.placements.values()))
     with watcher().around(placed), named_scope(call) if placed.nested else contextlib.nullcontext():
         if placed.uses_mesh and not placed.nested:
             return _on_mesh(placed, leaves)
         if not placed.uses_mesh:
             return _without_mesh(placed, leaves)
-        view = boundary.device_view(placed.placements, placed.body.mesh_axes)
-        return Execution(placed, view).on_device(placed.program.consts, leaves)
+        return Execution(placed, boundary.device_view(placed)).on_device(placed.program.consts, leaves)
 
 
 def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     mesh = placed.scope.mesh
     assert mesh is not None
-    placements = placed.placements
+    placements = placed.every_placement
     untyped = any(placed.undeclared) or bool(undeclared.own_elements_of(placements))
     view = DeviceView(placements, mesh.axis_names, dict(mesh.shape), untyped=untyped)
     if axes_of_vmap := _jax.axes_of_spmd_vmap():
@@ -134,7 +133,7 @@ def _spmd_vmap(axes: Iterable[Hashable]) -> NotImplementedError:
 
 
 def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
-    view = DeviceView(placed.placements, in_users_shard_map=_jax.in_manual_region())
+    view = DeviceView(placed.every_placement, in_users_shard_map=_jax.in_manual_region())
     try:
         return Execution(placed, view).on_device(placed.program.consts, leaves)
     except Exception as error:  # on Explicit meshes JAX refuses some operations along a sharded dimension

@@ -46,10 +46,6 @@ class Checker:
     _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
     _taken_by: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def own(self) -> Names:
-        return frozenset(self.placements)
-
     def results(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
         """The named axes of a jaxpr's results, given those of its inputs (without constants)."""
         key = (jaxpr, tuple(inputs))
@@ -123,7 +119,8 @@ class Checker:
         if eqn.primitive.name == "io_callback":
             self.met.update(alone(_union(inputs), self.placements))  # each device calls it with its own values
         calls = any(inner.primitive.name == "io_callback" for inner, _ in _jax.walk(eqn.params))
-        if (used := names_used(eqn) & self.own) or (calls and not eqn.effects):  # with effects, it is evaluated
+        used = names_used(eqn) & self.placements.keys()
+        if used or (calls and not eqn.effects):  # with effects, it is evaluated
             raise _unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
         return [_union(inputs)] * len(eqn.outvars)
 
@@ -133,9 +130,9 @@ class Checker:
         if len(set(mentioned)) < len(mentioned):
             raise repeated_axis(f"{eqn.primitive.name} at {self.where(eqn)}", mentioned)
         for name in mentioned:
-            if name in self.own and self.placements[name].loops:
+            if name in self.placements and self.placements[name].loops:
                 raise _loop_collective(name, self.where(eqn))
-        sizes = [self.placements[n].size if n in self.own else lax.axis_size(n) for n in mentioned]
+        sizes = [self.placements[n].size if n in self.placements else lax.axis_size(n) for n in mentioned]
         row = COLLECTIVES[eqn.primitive.name]
         if inputs and 0 in sizes and not (row.reduces or row.joint):
             raise _no_elements(mentioned[sizes.index(0)], self.where(eqn))
@@ -144,8 +141,8 @@ class Checker:
             self._check_mentions(eqn, inputs)
         inputs = [self._operand(names, mentioned) for names in inputs]
         if len(eqn.outvars) > 1:
-            return [result_names(eqn.primitive.name, eqn.params, [names], self.own) for names in inputs]
-        return [result_names(eqn.primitive.name, eqn.params, inputs, self.own)]
+            return [result_names(eqn.primitive.name, eqn.params, [names], self.placements) for names in inputs]
+        return [result_names(eqn.primitive.name, eqn.params, inputs, self.placements)]
 
     def _operand(self, names, axes):
         operand = operand_names(names, axes, self.placements)

@@ -22,10 +22,14 @@ class Watcher:
     Attributes:
       evaluator: makes the evaluator of each call.
       around: for each placed call, a context around its execution.
+      traced: called with each call that is traced.
+      constructed: called with each function that xmap makes; the program gets what it returns.
     """
 
     evaluator: Callable[..., Evaluator] = Evaluator
     around: Callable[[PlacedCall], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    traced: Callable[[Declaration, PlacedCall, tuple[Any, ...]], object] = lambda *call: None
+    constructed: Callable[[Any], Any] = lambda function: function
 
 
 NOBODY = Watcher()
@@ -55,17 +59,16 @@ def watching(watcher: Watcher, jitted: bool) -> Iterator[None]:
         _watcher.reset(token)
 
 
-Observer = Callable[[Declaration, PlacedCall, tuple[Any, ...]], None]
-_observers: dict[object, Observer] = {}
+_everywhere: dict[object, Watcher] = {}
 
 
-def observe(observer: Observer) -> Callable[[], object]:
-    """Call a function whenever an xmapped call is traced, in any thread; returns a function that ends this."""
+def watch_everywhere(watcher: Watcher) -> Callable[[], object]:
+    """Have ``traced`` and ``constructed`` of a watcher called in all threads; returns a function that ends this."""
     key = object()
-    _observers[key] = observer
-    return lambda: _observers.pop(key, None)
+    _everywhere[key] = watcher
+    return lambda: _everywhere.pop(key, None)
 
 
-def tell(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
-    for observer in list(_observers.values()):  # a copy, as other threads may remove theirs
-        observer(declared, placed, args)
+def watchers() -> list[Watcher]:
+    """Those of this thread and of all."""
+    return [_watcher.get(), *list(_everywhere.values())]  # a copy, as other threads may remove theirs

@@ -84,7 +84,8 @@ class Report:
 
     def begin(self) -> None:
         """Watch from now on, in all threads, until the process ends."""
-        importlib.import_module("xmap_compat.core.watch").observe(self.call)
+        watch = importlib.import_module("xmap_compat.core.watch")
+        watch.watch_everywhere(watch.Watcher(traced=self.call))
         if self.mesh:
             axes = importlib.import_module("jax").sharding.AbstractMesh((*self.mesh.values(),), (*self.mesh,))
             importlib.import_module("xmap_compat._jax").enter_mesh(axes)

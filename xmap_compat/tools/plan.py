@@ -19,7 +19,6 @@ from xmap_compat import _jax
 from xmap_compat.core import call as calls
 from xmap_compat.core.execute import execute
 from xmap_compat.core.nested import named_scopes
-from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watching
@@ -178,7 +177,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     return CallPlan(
         declared.name,
         mesh,
-        own_of(placed.placements.values()),
+        tuple(placed.placements.values()),
         tuple(dict.fromkeys(nested)),
         arguments,
         results_of(placed),

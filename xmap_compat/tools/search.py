@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from xmap_compat import _jax, api
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
-from xmap_compat.core.placement import MeshAxis, current_scope, parse_axis_resources
+from xmap_compat.core.placement import current_scope, parse_axis_resources
 from xmap_compat.errors import no_devices
 from xmap_compat.tools import errors, steps
 from xmap_compat.tools.shown import Shown, axes_name
@@ -258,8 +258,7 @@ class _Task:
 
 def _placed(staged: steps.StagedStep) -> list[tuple[Any, tuple[Any, ...]]]:
     """The named axes of all calls, each with the mesh axes that it is split over."""
-    every = (item for placed in staged.placements for item in placed.items())
-    return [(n, placement.mesh_axes) for n, placement in every if not isinstance(n, MeshAxis)]
+    return [(n, placement.mesh_axes) for placed in staged.placements for n, placement in placed.items()]
 
 
 def _exchanged(resources: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> str:

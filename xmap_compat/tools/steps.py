@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from xmap_compat.core.mesh import check_mesh, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
-from xmap_compat.core.watch import Watcher, observe, watching
+from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.errors import described, no_devices
 from xmap_compat.tools import hlo
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
@@ -196,14 +195,12 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     for path, leaf in jax.tree_util.tree_leaves_with_path(args):
         if not is_array(leaf):
             raise _no_array_for_step(argument_path(path, "args"), leaf)
-    numbers, plans, thread = EquationNumbers(), [], threading.get_ident()
+    numbers, plans = EquationNumbers(), []
     outer: list[PlacedCall] = []
     nested: list[PlacedCall] = []
     arrays: dict[Any, tuple[Array, ...]] = {}
 
     def notice(declared, placed, arguments):
-        if threading.get_ident() != thread:
-            return
         (nested if placed.nested else outer).append(placed)
         if not placed.nested:
             own = (*arguments_of(placed, declared, arguments), *results_of(placed))
@@ -214,13 +211,9 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     def around(placed):
         return jax.named_scope(numbers.scope_of_call(placed.placements))
 
-    end = observe(notice)
-    try:
-        with watching(Watcher(functools.partial(NumberingEvaluator, numbers=numbers), around), jitted=True):
-            # A new function with the name of the step, because JAX's cache may have a trace of the step without them.
-            jaxpr = jax.make_jaxpr(functools.wraps(step)(lambda *args: step(*args)))(*args)
-    finally:
-        end()
+    with watching(Watcher(functools.partial(NumberingEvaluator, numbers=numbers), around, notice), jitted=True):
+        # A new function with the name of the step, because JAX's cache may have a trace of the step without them.
+        jaxpr = jax.make_jaxpr(functools.wraps(step)(lambda *args: step(*args)))(*args)
     placements = tuple(placed.placements for placed in (*outer, *nested))
     meshes = [*(placed.scope.mesh for placed in outer if placed.uses_mesh), *_meshes(jaxpr)]
     every = tuple(a for own in arrays.values() for a in own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from xmap_compat import _jax
 from xmap_compat.core.placement import MeshAxis, Placement, Scope, enclosing_bodies
@@ -27,8 +27,3 @@ def mesh_is_offered() -> bool:
 def as_placements(axes: Mapping[MeshAxis, int], *, nested: bool = False) -> dict[AxisName, Placement]:
     """Mesh axes as named axes, each on itself; a nested xmap sees them as axes that are bound around it."""
     return {axis: Placement(axis, size, (axis if nested else axis.mesh_axis,), (size,)) for axis, size in axes.items()}
-
-
-def own_of(placements: Iterable[Placement]) -> tuple[Placement, ...]:
-    """The placements of the user's axes."""
-    return tuple(p for p in placements if not isinstance(p.name, MeshAxis))

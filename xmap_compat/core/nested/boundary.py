@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
+from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.device import DeviceView, gather_over, without_single
 from xmap_compat.core.device_primitives import bind, take_p
-from xmap_compat.core.nested.axes import own_of
-from xmap_compat.core.placement import MeshAxis, Placement
-from xmap_compat.core.specs import AxisName, AxisSpec
+from xmap_compat.core.placement import MeshAxis
+from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.values import NamedValue
 
 
-def device_view(placements: Mapping[AxisName, Placement], mesh_axes: Mapping[MeshAxis, int]) -> DeviceView:
+def device_view(placed: PlacedCall) -> DeviceView:
     """One device as a nested xmap knows it: its mesh axes are named axes of the outermost one."""
-    taken_by = {axis: p.name for p in own_of(placements.values()) for axis in p.mesh_axes}
-    sizes = {MeshAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size for a, size in mesh_axes.items()}
-    return DeviceView({n: p.on_mesh_axes() for n, p in placements.items()}, tuple(sizes), dict(sizes), nested=True)
+    taken_by = {axis: p.name for p in placed.placements.values() for axis in p.mesh_axes}
+    sizes = {MeshAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size for a, size in placed.body.mesh_axes.items()}
+    placements = {n: p.on_mesh_axes() for n, p in placed.every_placement.items()}
+    return DeviceView(placements, tuple(sizes), dict(sizes), nested=True)
 
 
 def take_part(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:

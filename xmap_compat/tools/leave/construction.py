@@ -31,7 +31,7 @@ class Construction:
       line, column: where the call starts; the column in bytes, None if it is unknown.
       globals: the global variables of its file.
       functions: the xmapped functions that it made, one for each declaration.
-      placed: its traced calls, with their placements.
+      placed, given: its traced calls with their placements, and their arguments without the arrays.
       inside: the numbers of the constructions in whose bodies it was called.
       reached, calls, recorded: how often it was made; how often it was called or traced; how many calls are recorded.
       differentiated: whether a gradient of it was taken from outside; where it is told, whether one is recorded.
@@ -51,6 +51,7 @@ class Construction:
     globals: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     functions: list[Any] = dataclasses.field(default_factory=list)
     placed: list[Any] = dataclasses.field(default_factory=list)
+    given: list[Any] = dataclasses.field(default_factory=list)
     inside: set[int] = dataclasses.field(default_factory=set)
     reached: int = 0
     calls: int = 0
@@ -73,7 +74,7 @@ class Construction:
 
     def told(self) -> Construction:
         """What another process is told of it."""
-        return dataclasses.replace(self, globals={}, functions=[], placed=[])
+        return dataclasses.replace(self, globals={}, functions=[], placed=[], given=[])
 
 
 class Edited(NamedTuple):

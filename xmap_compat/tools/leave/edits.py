@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax
@@ -44,16 +44,18 @@ class _Function:
     why_not: str = ""
 
 
-def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edited:
+def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", generated: Collection[str] = ()) -> Edited:
     """The edits for the constructions that a program made, in files under ``root``.
 
     Args:
       beside: the folder for the helper file, if it is not ``root``.
+      generated: files there that the program itself has written.
     """
-    cs = [*cs, *unmade(cs, root)]
+    is_own = lambda file: is_under(file, root) and os.path.realpath(file) not in generated  # noqa: E731
+    cs = [*cs, *unmade(cs, is_own)]
     for c in cs:
-        _or_refuse(c, _find, root)
-    reached = {c: Reached([f.plan.declared.fun for f in c.functions], root) for c in cs}
+        _or_refuse(c, _find, is_own)
+    reached = {c: Reached([*(f.plan.declared.fun for f in c.functions), *c.given], is_own) for c in cs}
     functions, unread = _functions(reached)
     names = _names(_ways(c for c in cs if not c.refused))
     placed = [p for c in cs for p in c.placed]
@@ -64,7 +66,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     for c in cs:
         c.refused = c.refused or unread.get(c, "")
         c.refused = c.refused or next((f.why_not for f in functions if f.why_not and c in f.reached_by), "")
-        _or_refuse(c, _check, rewriting, names, root)
+        _or_refuse(c, _check, rewriting, names, functions)
     _keep_what_stays(cs, functions)
     for c in cs:
         own = [f for f in functions if c in f.reached_by]
@@ -79,9 +81,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     folder = beside or root
     module = fresh("named_axes", {name.partition(".")[0] for name in os.listdir(folder)})
     kept = [change.text for c in cs if not c.refused for change in c.changes]
-    files = {
-        os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)
-    }
+    files = {os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_own(f)}
     files |= {change.file for c in cs if not c.refused for change in (c.change, *c.changes) if change}
     return Edited(
         list(cs),
@@ -101,10 +101,10 @@ def _or_refuse(c: Construction, step: Any, *args: Any) -> None:
         c.refused = str(error) if isinstance(error, NotWritable) else messages.FAILED.format(error=in_a_line(error))
 
 
-def _find(c: Construction, root: str) -> None:
+def _find(c: Construction, is_own: Callable[[str], bool]) -> None:
     """Find the call of xmap, and refuse what cannot be edited whatever it computes."""
-    if not is_under(c.file, root):
-        raise NotWritable(messages.OF_ANOTHER_PACKAGE.format(file=c.file))
+    if not is_own(c.file):
+        raise NotWritable(messages.NOT_OF_THE_PROGRAM.format(file=c.file))
     if c.problem and not c.placed:
         raise NotWritable(c.problem)
     c.change = xmap_at(c, any(any(placed.undeclared) for placed in c.placed))
@@ -165,14 +165,9 @@ def _functions(reached: dict[Construction, Reached]) -> tuple[list[_Function], d
     functions = sorted(found.values(), key=lambda f: f.piece.node.end_lineno - f.piece.node.lineno)
     for inner in functions:
         for outer in functions:
-            if outer is not inner and _holds(outer.piece, inner.piece):
+            if outer is not inner and outer.piece.holds(inner.piece.span(inner.piece.node)):
                 inner.reached_by += [c for c in outer.reached_by if c not in inner.reached_by]
     return functions, unread
-
-
-def _holds(outer: Piece, inner: Piece) -> bool:
-    (a, b), (start, end) = outer.bounds(outer.node), inner.bounds(inner.node)
-    return outer.file == inner.file and a <= start and end <= b
 
 
 def _rewrite(functions: Sequence[_Function], rewriting: Rewriting) -> None:
@@ -194,7 +189,7 @@ def _rewrite(functions: Sequence[_Function], rewriting: Rewriting) -> None:
     rewriting.names = names
 
 
-def _check(c: Construction, rewriting: Rewriting, names: AxisNames, root: str) -> None:
+def _check(c: Construction, rewriting: Rewriting, names: AxisNames, functions: Sequence[_Function]) -> None:
     """Refuse a construction whose collectives are not all found, or whose names mean others' axes."""
     own = _choices([c], names)
     meshes = {m for p in c.placed if p.scope.mesh is not None for m in p.scope.mesh.axis_names}
@@ -209,7 +204,7 @@ def _check(c: Construction, rewriting: Rewriting, names: AxisNames, root: str) -
             # JAX locates rules of derivatives where their function is called.
             in_rule = "jvp(" in stack or "transpose(" in stack
             if in_rule and names.mesh_axes.intersection(over):  # a library reduces over the mesh axis alone, silently
-                in_rule = not spans or is_under(spans[0][0], root)
+                in_rule = not spans or any(f.piece.holds(spans[0]) for f in functions)
             stays = in_rule or all(map(names.stays, over))
             if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
                 continue
@@ -224,19 +219,21 @@ def _check_mesh_axes(placed: Any) -> None:
     In JAX it reduces that one, and data that are alike, such as zeros, do not tell.
     """
 
+    every = placed.every_placement
+
     class Lacking(Checker):
         def _collective(self, eqn, inputs):
             held = frozenset().union(*inputs)
-            over = [n for n in mentioned_names(eqn.params) if n in placed.placements and n not in held]
-            for name, other in itertools.product(over, held & placed.placements.keys()):
-                if {*placed.placements[name].mesh_axes} & {*placed.placements[other].mesh_axes}:
+            over = [n for n in mentioned_names(eqn.params) if n in every and n not in held]
+            for name, other in itertools.product(over, held & every.keys()):
+                if {*every[name].mesh_axes} & {*every[other].mesh_axes}:
                     raise NotWritable(messages.LACKS.format(where=self.where(eqn), name=name, other=other))
             return super()._collective(eqn, inputs)
 
-    if not placed.nested and len(placed.placements) > 1:
+    if not placed.nested and len(every) > 1:
         given = [frozenset(spec.position_of()) for spec in placed.in_specs]
-        entering = undeclared.names_at_entry(placed.program.consts, given, placed.placements)
-        Lacking(placed.placements, placed.fun_name).results(placed.program.jaxpr, entering)
+        entering = undeclared.names_at_entry(placed.program.consts, given, every)
+        Lacking(every, placed.fun_name).results(placed.program.jaxpr, entering)
 
 
 def _keep_what_stays(cs: Sequence[Construction], functions: Iterable[_Function]) -> None:

@@ -22,7 +22,7 @@ FIRST_PRINTS = "--- the program with xmap prints:"
 LEFT = "The program still needs xmap_compat, for {}"
 
 # Constructions that are refused
-OF_ANOTHER_PACKAGE = "it is in a file of another package, {file}: change it there, or copy that file"
+NOT_OF_THE_PROGRAM = "it is in generated code or in another package, {file}: write it into a file of the program"
 RAISES = "its call raises {error}"
 FAILED = "leave itself fails here, with {error}: please report the program"
 NOT_MADE = "the program never makes it, and its arguments are known only then: run the program so that it does"

@@ -12,7 +12,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -71,11 +71,11 @@ def xmap_at(c: Construction, undeclared: bool) -> Change:
     return Change(c.file, start, end, text)
 
 
-def unmade(cs: Iterable[Construction], root: str) -> list[Construction]:
+def unmade(cs: Iterable[Construction], is_own: Callable[[str], bool]) -> list[Construction]:
     """The calls of xmap in files of the program that this run has not executed, such as in branches not taken."""
     made, found = {(os.path.realpath(c.file), c.line) for c in cs}, list[Construction]()
     known = {file_of(m): m for m in list(sys.modules.values()) if file_of(m).endswith((".py", ".ipynb"))}
-    modules = {os.path.realpath(f): m for f, m in known.items() if is_under(f, root) and os.path.getsize(f)}
+    modules = {os.path.realpath(f): m for f, m in known.items() if is_own(f) and os.path.getsize(f)}
     for file, module in modules.items():
         whole = dataclasses.replace(file_at(file, file), globals=vars(module))
         for statement in whole.tree.body:
@@ -122,9 +122,9 @@ class Reached:
       functions: by their code; those with the same code together.
     """
 
-    def __init__(self, functions: Iterable[Any], root: str):
+    def __init__(self, functions: Iterable[Any], is_own: Callable[[str], bool]):
         self.functions: dict[types.CodeType, list[types.FunctionType]] = {}
-        self._root = root
+        self._is_own = is_own
         self._seen: dict[int, Any] = {}
         self._names: set[str] = {"__call__", "__init__", "__post_init__", "__new__", "setup"}
         self._owners: list[Any] = []  # modules and classes, of which only what is named is reached
@@ -147,7 +147,7 @@ class Reached:
         if _is_xmapped(value):
             return (value.plan.declared.fun,)
         if isinstance(value, (types.ModuleType, type)):
-            if not is_under(file_of(inspect.getmodule(value)), self._root):
+            if not self._is_own(file_of(inspect.getmodule(value))):
                 return ()
             self._owners.append(value)
             return value.__mro__[1:-1] if isinstance(value, type) else ()
@@ -158,7 +158,7 @@ class Reached:
 
     def _of_function(self, value: types.FunctionType) -> Iterable[Any]:
         held = [x for x in gc.get_referents(value) if x is not value.__globals__]
-        if is_under(value.__code__.co_filename, self._root):
+        if self._is_own(value.__code__.co_filename):
             self.functions.setdefault(value.__code__, []).append(value)
             codes = list(codes_in(value.__code__))
             self._names |= {name for code in codes for name in code.co_names}

@@ -87,9 +87,7 @@ class Recorder:
         """Begin when the program has imported JAX, which these modules need."""
         names = ("api", "core.placement", "core.watch")
         self.api, self.placement, watch = (importlib.import_module(f"xmap_compat.{name}") for name in names)
-        api, make = self.api, self.api.make
-        api.make = lambda *args, **kwargs: self.constructed(make(*args, **kwargs))  # type: ignore[attr-defined]
-        watch.observe(self.traced)
+        watch.watch_everywhere(watch.Watcher(traced=self.traced, constructed=self.constructed))
         note_entered(
             (jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh), self.entered, self.otherwise
         )
@@ -120,6 +118,7 @@ class Recorder:
             for c in made_by:
                 with self.lock:
                     c.placed = [*c.placed, made][:MOST_TRACES]
+                    c.given = [*c.given, jax.tree.map(lambda _: None, args)][:MOST_TRACES]
 
     @property
     def stack(self) -> list[Construction]:
@@ -255,15 +254,28 @@ class Recorder:
         except Exception as error:
             c.problem = messages.NOT_REPEATED.format(error=comparing.in_a_line(error))
 
+    def generated(self, constructions: list[Construction]) -> list[str]:
+        """The files of constructions and modules that are not in the user's folders: the program has written them."""
+        users = {copy: folder for folder, copy in self.spec["folders"].items()}
+        modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        files = {os.path.realpath(f) for f in (*modules, *(c.file for c in constructions)) if isinstance(f, str)}
+        return [file for file in files if not os.path.exists(verifying.moved(users, file))]
+
     def edited(self, constructions: list[Construction]) -> Edited:
         refused = {tuple(key): why for key, why in self.spec["refused"]}
         for c in constructions:  # what one has traced, others of the same function need not trace again
             same = [o for o in constructions if any(f is g for f in c.functions for g in o.functions)]
             c.placed = list({id(p): p for o in same for p in o.placed}.values()) if c.calls else []
+            c.given = [args for o in same for args in o.given]
             c.refused = refused.get(c.key, "")
         edits = importlib.import_module("xmap_compat.tools.leave.edits")
         try:
-            return edits.edits_of(constructions, root=self.spec["tree"], beside=self.spec["beside"])
+            options = {
+                "root": self.spec["tree"],
+                "beside": self.spec["beside"],
+                "generated": self.generated(constructions),
+            }
+            return edits.edits_of(constructions, **options)
         except Exception as error:
             traceback.print_exc()
             for c in constructions:

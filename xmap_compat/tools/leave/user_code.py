@@ -106,6 +106,10 @@ class Piece:
         line = first_line(node)
         return (line, node.col_offset if line == node.lineno else 0), (node.end_lineno, node.end_col_offset)
 
+    def holds(self, span: Span) -> bool:
+        start, end = self.bounds(self.node)
+        return self.file == span[0] and start <= span[1:3] and span[3:] <= end
+
     @functools.cached_property
     def free(self) -> dict[tuple[int, int], str]:
         """The places where it reads names that it does not bind."""
