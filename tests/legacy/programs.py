@@ -459,22 +459,6 @@ def names_of_several_letters(x):
 # ===================================================================== ordinary functions
 
 
-@program(BY_I, BY_I, f32(8, 3, 3), on=ONE)
-def linear_algebra(x):
-    spd = x @ x.T + 3 * jnp.eye(3)
-    return jnp.linalg.cholesky(spd), jnp.linalg.solve(spd, x), jnp.linalg.det(spd), jnp.linalg.inv(spd)
-
-
-@program((BY_I, {}), BY_I, f32(8, 3), f32(3, 3), on=ONE)
-def solve_with_an_unmapped_matrix(b, a):
-    return jnp.linalg.solve(a @ a.T + jnp.eye(3), b)
-
-
-@program(BY_I, BY_I, f32(8, 5), on=ONE)
-def sorting(x):
-    return jnp.sort(x), jnp.argsort(x), jnp.cumsum(x), jnp.argmax(x), lax.top_k(x, 2)
-
-
 @program((BY_I, BY_J), BY_IJ, i32(8), f32(4, 10), on=BOTH)
 def indexing_by_another_axis(n, table):
     return table[n], lax.dynamic_slice(table, (n,), (2,))
@@ -483,35 +467,6 @@ def indexing_by_another_axis(n, table):
 @program((BY_I, BY_I), BY_I, f32(8, 5), i32(8), on=ONE)
 def updates(x, n):
     return x.at[n % 5].set(9), x.at[jnp.array([0, 2])].add(n), lax.dynamic_update_slice(x, jnp.ones(2), (n % 5,))
-
-
-@program(BY_I, BY_I, f32(8, 2, 6), on=PART)
-def shapes(x):
-    return (
-        x.reshape(3, 4),
-        x.T,
-        jnp.concatenate([x, x], 1),
-        jnp.pad(x, 1),
-        jnp.flip(x, 0),
-        jnp.tile(x, (1, 2)),
-        jnp.stack([x, x], -1),
-        jnp.roll(x, 1, 1),
-    )
-
-
-@program((BY_I, {}), BY_I, f32(8, 1, 6), f32(2, 1, 3), on=ONE)
-def convolution(x, w):
-    return lax.conv_general_dilated(x[None], w, (1,), "SAME")
-
-
-@program(BY_I, BY_I, Arg((8, 4), "complex64"), on=PART)
-def fourier(x):
-    return jnp.fft.fft(x), jnp.abs(x), jnp.conj(x), x.real
-
-
-@program(BY_IJ, BY_IJ, f32(8, 4, 3), on=TWO)
-def selections(x):
-    return jnp.where(x > 0, x, -x), jnp.clip(x, -0.5, 0.5), jnp.where(lax.axis_index("i") > 2, x, 0.0), jnp.sign(x)
 
 
 @program((BY_IJ, BY_J), BY_IJ, f32(8, 4, 3), f32(4, 3), on=BOTH)
@@ -557,11 +512,6 @@ def fori_loop(x):
     return lax.fori_loop(0, 4, lambda k, v: v + k * lax.pmax(v, "i"), x)
 
 
-@program(BY_I, BY_I, f32(8, 4, 2), on=ONE)
-def map_over_rows(x):
-    return lax.map(lambda row: row / lax.psum(row, "i"), x)
-
-
 @program((BY_I, {}), BY_I, f32(8, 3), 2, on=ONE)
 def cond_on_what_all_share(x, n):
     return lax.cond(n > 1, lambda v: lax.psum(v, "i") + v, lambda v: v * 2, x)
@@ -605,11 +555,6 @@ def while_on_what_differs_with_collectives(n):
 @program(BY_I, BY_I, f32(8, 3), on=ONE)
 def checkpointed(x):
     return jax.checkpoint(lambda v: jnp.sin(v) * lax.psum(v, "i"))(x)
-
-
-@program(BY_I, BY_I, f32(8, 4), on=PART)
-def associative_scan(x):
-    return lax.associative_scan(jnp.add, x)
 
 
 @program(BY_IJ, BY_IJ, f32(8, 4, 3), on=TWO)
@@ -707,21 +652,9 @@ def jvp_of_psum(x, t):
     return jax.jvp(lambda v: lax.psum(jnp.sin(v), "i"), (x,), (t,))
 
 
-@program((BY_I, BY_I), BY_I, f32(8, 3), f32(8, 3), on=ONE)
-def linearized(x, t):
-    value, push = jax.linearize(lambda v: v * lax.pmean(v, "i"), x)
-    return value + push(t)
-
-
 @program(BY_I, BY_I, f32(8), on=ONE)
 def second_derivative(x):
     return jax.grad(jax.grad(lambda v: jnp.sin(v) * lax.pmean(v**2, "i")))(x)
-
-
-@program(BY_I, BY_I, f32(8, 3), on=ONE)
-def jacobians(x):
-    f = lambda v: jnp.sin(v) * jnp.sum(v)
-    return jax.jacfwd(f)(x), jax.jacrev(f)(x), jax.hessian(lambda v: jnp.sum(v**3))(x)
 
 
 @program(BY_IJ, BY_IJ, f32(8, 4, 3), on=TWO)
@@ -1025,87 +958,14 @@ add("error_rank_asserted_of_argument", double, ["i", None], ["i", None], f32(8))
 add("error_rank_asserted_of_result", lambda x: jnp.ones((2, 2)) * x, ["i"], ["i", None], f32(8))
 add("error_result_rank_too_small", double, ["i"], {1: "i"}, f32(8))
 add("error_no_results", double, BY_I, (), f32(8))
-add(
-    "error_not_callable",
-    3,
-    BY_I,
-    BY_I,
-    f32(8),
-    differs={"all": worded(TypeError, "should be a function")},
-)
 add("error_repeated_resource", double, BY_I, BY_I, f32(8), on={"i:xx": {"i": ("x", "x")}})
 add("error_missing_resource", double, BY_I, BY_I, f32(8), on={"i:z": {"i": "z"}})
 add("error_missing_mesh", double, BY_I, BY_I, f32(8), on=PART, mesh=None)
 add("error_not_divisible", double, BY_I, BY_I, f32(5), axis_sizes={"i": 5}, on={"i:x": {"i": "x"}})
-add(
-    "error_not_divisible_when_inferred",
-    double,
-    BY_I,
-    BY_I,
-    f32(5),
-    on={"i:x": {"i": "x"}},
-    differs={
-        "all": Differs(
-            "legacy: a bare AssertionError", (ValueError, "is not divisible by the total number of resources")
-        )
-    },
-)
-add(
-    "error_not_divisible_by_a_loop",
-    double,
-    BY_I,
-    BY_I,
-    f32(5),
-    on={"loop": {"i": SerialLoop(2)}},
-    differs={
-        "all": Differs(
-            "legacy: a bare AssertionError", (ValueError, "is not divisible by the total number of resources")
-        )
-    },
-)
 add("error_spec_tree_too_deep", double, (BY_I, BY_I), BY_I, f32(8))
 add("error_spec_tree_of_another_type", double, ({"a": BY_I},), BY_I, f32(8))
-add(
-    "error_spec_is_a_string",
-    double,
-    "i",
-    BY_I,
-    f32(8),
-    differs={"all": worded(TypeError, "Value mapping specification in xmap in_axes")},
-)
 add("error_spec_is_a_number", double, 3, {}, f32(8))
-add(
-    "error_unbound_name",
-    lambda x: lax.psum(x, "nope"),
-    BY_I,
-    BY_I,
-    f32(8),
-    differs={"all": worded(NameError, "unbound axis name: nope")},
-)
-add(
-    "error_mesh_axis_as_a_name",
-    lambda x: lax.psum(x, "x"),
-    BY_I,
-    BY_I,
-    f32(8),
-    on=PART,
-    differs={"all": worded(NameError, "unbound axis name: x")},
-)
 add("error_shadowing", lambda x: xmap(double, BY_I, BY_I)(x), BY_I, BY_I, f32(8, 8))
-add(
-    "error_two_axes_on_one_mesh_axis_in_an_input",
-    double,
-    BY_IJ,
-    BY_IJ,
-    f32(8, 4),
-    on={"i:x j:x": {"i": "x", "j": "x"}},
-    differs={
-        "all": worded(
-            TypeError,
-            "Axes `i` and `j` are both mapped to the resource `x`, but they coincide",
-        )
-    },
-)
 add(
     "error_two_axes_on_one_mesh_axis_in_a_value",
     lambda x, y: x + y,
@@ -1124,49 +984,8 @@ add(
     f32(4),
     on={"i:x j:x": {"i": "x", "j": "x"}},
 )
-add(
-    "error_keyword_arguments",
-    lambda x, k=1: x * k,
-    BY_I,
-    BY_I,
-    f32(8),
-    call=lambda f, x: f(x, k=2),
-    differs={"all": worded(TypeError, "positional arguments only, but got the keyword arguments: k")},
-)
-add(
-    "error_list_as_an_argument",
-    double,
-    BY_I,
-    BY_I,
-    call=lambda f: f([1.0, 2.0]),
-    differs={"all": Differs("legacy: an AttributeError", (TypeError, "args[0]"))},
-)
-add(
-    "error_python_scalar_mapped",
-    double,
-    BY_I,
-    BY_I,
-    2.0,
-    differs={"all": Differs("legacy: an AttributeError", (TypeError, "args[0]"))},
-)
 add("error_shapes_inside", lambda x: x + jnp.ones(4), BY_I, BY_I, f32(8, 3))
-add(
-    "error_ellipsis_in_the_middle",
-    double,
-    ["i", ..., "j"],
-    BY_I,
-    f32(8, 3, 4),
-    differs={"all": Differs("legacy takes it for a name, and fails late", (ValueError, "..."))},
-)
 add("error_from_the_body", lambda x: 1 / 0, BY_I, BY_I, f32(8))
-add(
-    "error_branch_on_a_traced_value",
-    lambda x: x if x > 0 else -x,
-    BY_I,
-    BY_I,
-    f32(8),
-    differs={"all": worded(TypeError, "Attempted boolean conversion of traced array")},
-)
 add("error_loop_on_top_of_a_loop_name", double, BY_I, BY_I, f32(8), on={"missing": {"i": "l"}})
 add(
     "resources_of_an_unknown_axis",
