@@ -74,12 +74,13 @@ class Differs:
 
     Attributes:
       why: the reason.
-      expected: how to compute the result without xmap, from the arguments; or None: what legacy did under "none".
+      expected: how to compute the result without xmap, from the arguments; or the type of an exception and a part of
+        its message; or None: what legacy did under "none".
       hangs: whether legacy waits forever, so that nothing can be recorded.
     """
 
     why: str
-    expected: Callable[..., Any] | None = None
+    expected: Callable[..., Any] | tuple[type, str] | None = None
     hangs: bool = False
 
 

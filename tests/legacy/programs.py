@@ -79,11 +79,29 @@ add("list_of_specs_is_the_tuple_of_arguments", swap, [BY_I, {1: "i"}], BY_I, f32
 add("unmapped_argument", lambda x, w: x @ w, (BY_I, [...]), BY_I, f32(8, 3), f32(3, 2), on=ORDERS)
 add("unmapped_argument_by_dict", lambda x, w: x @ w, (BY_I, {}), BY_I, f32(8, 3), f32(3, 2), on=ONE)
 add("result_that_does_not_vary_is_broadcast", lambda x: jnp.ones(2), BY_I, BY_I, f32(8, 3), on=ORDERS)
+add(
+    "input_returned_under_another_axis",
+    lambda x, y: x,
+    (BY_I, BY_J),
+    BY_IJ,
+    f32(8, 3),
+    f32(4),
+    on={"none": {}, "i:x": {"i": "x"}, "i:x j:y": {"i": "x", "j": "y"}},
+)
 add("axis_only_in_axis_sizes", lambda x: x + lax.axis_index("i"), {}, BY_I, f32(3), axis_sizes={"i": 8}, on=ORDERS)
 add("axis_sizes_agree_with_arguments", double, BY_I, BY_I, f32(8, 3), axis_sizes={"i": 8}, on=ONE)
 add("unused_axis_in_axis_sizes", double, BY_I, BY_I, f32(8, 3), axis_sizes={"k": 5}, on=ONE)
 add("size_one", double, BY_I, BY_I, f32(1, 3))
 add("prefix_over_a_dict", lambda t: {k: v + 1 for k, v in t.items()}, BY_I, BY_I, {"a": f32(8), "b": f32(8, 2)}, on=ONE)
+add(
+    "tree_of_specs",
+    lambda t, s: (t["a"] * s, t["b"]),
+    ({"a": BY_I, "b": {1: "i"}}, {}),
+    (BY_I, {1: "i"}),
+    {"a": f32(8, 3), "b": f32(2, 8)},
+    f32(),
+    on=ONE,
+)
 add("prefix_of_results", swap, (BY_I, BY_I), {"sum": BY_I, "pair": {1: "i"}}, f32(8, 3), f32(8, 3), on=ONE)
 add("none_in_arguments", lambda t: t["a"] + 1, BY_I, BY_I, {"a": f32(8, 3), "b": None})
 add("none_in_results", lambda x: (x, None, {"k": None}), BY_I, BY_I, f32(8, 3), on=PART)
@@ -111,6 +129,19 @@ EMPTY_TUPLES = {
     "a_prefix_of_results": ((BY_I, {}), (BY_I, ()), (f32(8, 3), f32()), lambda x, s: (x, {"a": s, "b": (s, 1.0)})),
     "an_argument": ((BY_I, ()), BY_I, (f32(8, 3), f32()), lambda x, s: x * s),
     "the_only_argument": (((),), BY_I, (f32(),), lambda s: s + lax.axis_index("i")),
+    "an_argument_of_a_list": ([BY_I, ()], BY_I, (f32(8, 3), f32()), lambda x, s: x * s),
+    "in_a_dict_of_arguments": (
+        ({"x": BY_I, "s": ()},),
+        BY_I,
+        ({"x": f32(8, 3), "s": f32()},),
+        lambda t: t["x"] * t["s"],
+    ),
+    "a_prefix_of_arguments": (
+        (BY_I, ()),
+        BY_I,
+        (f32(8, 3), {"a": f32(), "b": f32()}),
+        lambda x, t: x * t["a"] + t["b"],
+    ),
     "in_a_named_tuple": ((Pair(BY_I, ()),), Pair((), BY_I), (Pair(f32(8, 3), f32()),), lambda p: Pair(p.right, p.left)),
     "an_argument_of_rank_one": ((BY_I, ()), BY_I, (f32(8, 3), f32(3)), lambda x, s: x * s),
     "a_result_of_rank_one": ((BY_I, {}), (BY_I, ()), (f32(8, 3), f32(3)), PAIR),
@@ -154,6 +185,17 @@ for dtype in ("bfloat16", "float16", "uint8", "int32", "complex64"):
 add("bools", lambda x: (~x, x & True, x.any()), BY_I, BY_I, Arg((8, 3), "bool"), on=ONE)
 add("weak_types_of_results", lambda x: (1, 2.0, True, x.shape[0], jnp.float32(1)), BY_I, [...], f32(8, 3), on=ONE)
 add("weak_types_of_mapped_results", lambda x: (1, 2.0, lax.psum(1, "i")), BY_I, BY_I, f32(8, 3), on=ONE)
+add(
+    "unmapped_python_numbers",
+    lambda x, a, b, c: (x * a, b, c),
+    (BY_I, {}, {}, {}),
+    (BY_I, {}, {}),
+    f32(8, 3),
+    2.5,
+    3,
+    True,
+    on=ONE,
+)
 add("python_number_is_a_tracer", lambda x, n: x * n + jnp.where(n > 2, 1, 0), (BY_I, {}), BY_I, i32(8), 3)
 add(
     "weak_types_promote", lambda x, s: (x + s, x + 1.5, s + 1), (BY_I, {}), (BY_I, BY_I, {}), Arg((8,), "bfloat16"), 2.0
@@ -162,6 +204,14 @@ add("numpy_scalars", lambda x, s: x + s, (BY_I, {}), BY_I, f32(8), np.float32(1.
 add("typed_keys", lambda k: jax.random.key_data(k), BY_I, BY_I, Arg((8,), "key"), on=ONE)
 add("typed_keys_as_results", lambda k: jax.random.fold_in(k, 1), BY_I, BY_I, Arg((8,), "key"))
 add("random_numbers_from_keys", lambda k: jax.random.uniform(k, (2,)), BY_I, BY_I, Arg((8,), "key"), on=ONE)
+add(
+    "fold_in_of_the_index",
+    lambda: jax.random.key_data(jax.random.fold_in(jax.random.key(0), lax.axis_index("i"))),
+    (),
+    BY_I,
+    axis_sizes={"i": 8},
+    on=ONE,
+)
 add("mixed_dtypes", lambda x, n: (x + n, n // 2, x > n), (BY_I, BY_I), BY_I, f32(8), i32(8), on=ONE)
 
 
@@ -211,6 +261,11 @@ def reductions_of_integers(x):
 @program(BY_IJ, (BY_I, BY_J), f32(8, 4), on=BOTH)
 def axis_index(x):
     return lax.axis_index("i"), lax.axis_index("j")
+
+
+@program(BY_IJ, BY_IJ, f32(8, 4), on=TWO)
+def axis_index_in_arithmetic(x):
+    return x * 100 + 10 * lax.axis_index("i") + lax.axis_index("j")
 
 
 @program(BY_I, BY_I, f32(8, 8, 3), on=ORDERS)
@@ -291,6 +346,11 @@ def pdot(x, y):
     return lax.pdot(x, y, "i")
 
 
+@program((["i", "k", ...], ["k", "j", ...]), BY_IJ, f32(8, 6), f32(6, 4), on=BOTH)
+def pdot_as_matmul(x, y):
+    return lax.pdot(x, y, "k")
+
+
 @program(
     (["k", "i", ...], ["k", "j", ...]),
     {1: "i", 2: "j"},
@@ -300,6 +360,11 @@ def pdot(x, y):
 )
 def pdot_with_positions(x, y):
     return lax.pdot(x, y, "k", pos_contract=((1,), (0,)), pos_batch=((0,), (1,)))
+
+
+@program((BY_IJ, BY_IJ), {}, f32(8, 4), f32(8, 4), on=BOTH)
+def pdot_over_both(x, y):
+    return lax.pdot(x, y, ("i", "j"))
 
 
 @program((["i", "k"], ["k", "j"]), ["i", "j"], f32(8, 6), f32(6, 4), on=BOTH)
@@ -343,6 +408,13 @@ def groups(x):
     return lax.psum(x, "i", axis_index_groups=PAIRS), lax.all_gather(x, "i", axis_index_groups=PAIRS)
 
 
+@program(BY_I, {}, f32(8, 3), on=ONE)
+def collectives_in_sequence(x):
+    mean = lax.pmean(x, "i")
+    variance = lax.pmean((x - mean) ** 2, "i")
+    return lax.pmax((x - mean) / jnp.sqrt(variance), "i")
+
+
 # ---------------------------------------------------------------------- named reductions
 
 
@@ -354,6 +426,11 @@ def named_sum(x):
 @program(BY_I, {}, f32(8, 3), on=ONE)
 def named_statistics(x):
     return jnp.mean(x, axis="i"), jnp.var(x, axis="i"), jnp.std(x, axis=("i", 0)), x.mean(("i", 0))
+
+
+@program(BY_I, {}, f32(8, 3), on=ONE)
+def named_extrema(x):
+    return jnp.max(x, axis="i"), jnp.min(x, axis=("i", 0)), x.max(("i", 0))
 
 
 @program(BY_I, ({}, BY_I, BY_I), f32(8, 3), on=ORDERS)
@@ -392,6 +469,11 @@ def updates(x, n):
     return x.at[n % 5].set(9), x.at[jnp.array([0, 2])].add(n), lax.dynamic_update_slice(x, jnp.ones(2), (n % 5,))
 
 
+@program((BY_IJ, BY_J), BY_IJ, f32(8, 4, 3), f32(4, 3), on=BOTH)
+def elementwise_between_axes(x, y):
+    return jnp.sin(x) * y, jnp.maximum(x, y), jnp.power(jnp.abs(x), 2), lax.rsqrt(y * y + 1) - x
+
+
 @program(BY_I, BY_I, f32(8, 3), on=ONE)
 def jitted_inside(x):
     return jax.jit(lambda v: v - jax.jit(lambda w: lax.psum(w, "i"))(v))(x)
@@ -408,6 +490,11 @@ def vmap_inside_over_both(x):
 
 
 # ============================================================================ control flow
+
+
+@program(BY_I, (BY_I, BY_I), f32(8, 5), on=ONE)
+def scan(x):
+    return lax.scan(lambda c, v: (c + v, c * v), 0.0, x)
 
 
 @program(BY_I, (BY_I, BY_I), f32(8, 5), on=ORDERS)
@@ -445,6 +532,11 @@ def switch(x, n):
     return lax.switch(n, [jnp.sin, lambda v: v - lax.pmin(v, "i"), lambda v: -v], x)
 
 
+@program(BY_I, BY_I, f32(8, 3), on=ONE)
+def switch_on_the_index(x):
+    return lax.switch(lax.axis_index("i") % 3, [jnp.sin, jnp.cos, lambda v: -v], x)
+
+
 @program(BY_I, (BY_I, {}), f32(8, 3), on=ONE)
 def while_on_what_all_share(x):
     return lax.while_loop(lambda c: c[1] < 3, lambda c: (c[0] + lax.psum(c[0], "i"), c[1] + 1), (x, 0))
@@ -463,6 +555,15 @@ def while_on_what_differs_with_collectives(n):
 @program(BY_I, BY_I, f32(8, 3), on=ONE)
 def checkpointed(x):
     return jax.checkpoint(lambda v: jnp.sin(v) * lax.psum(v, "i"))(x)
+
+
+@program(BY_IJ, BY_IJ, f32(8, 4, 3), on=TWO)
+def scan_in_a_cond_in_a_scan(x):
+    def step(carry, v):
+        turned = lax.cond(carry.sum() > 0, lambda c: c * 0.5, lambda c: c + 1.0, carry)
+        return turned + lax.scan(lambda c, t: (c + t, None), 0.0, v * jnp.ones(2))[0], lax.psum(v, "j")
+
+    return lax.scan(step, jnp.zeros(2), x)
 
 
 # ===================================================================== gradients inside
@@ -498,11 +599,22 @@ inner_grad("psum_scatter", lambda x: lax.psum_scatter(jnp.sin(x), "i"), (8, 8), 
 inner_grad("all_gather", lambda x: jnp.sin(lax.all_gather(x, "i")), differs={"i:x": LIMIT})
 inner_grad("all_to_all", lambda x: jnp.sin(lax.all_to_all(x, "i", 0, 0)) * jnp.arange(8.0)[:, None], (8, 8, 2))
 inner_grad("pswapaxes", lambda x: jnp.sin(lax.pswapaxes(x, "i", 0)) * jnp.arange(8.0)[:, None], (8, 8, 2))
+UNMAPPED_ALL_TO_ALL = "legacy's all_to_all of what does not vary, here the cotangent, has a wrong shape"
+inner_grad(
+    "linear_all_to_all",
+    lambda x: lax.all_to_all(x, "i", 0, 0) * jnp.arange(8.0)[:, None],
+    (8, 8, 2),
+    differs=everywhere(
+        Differs(UNMAPPED_ALL_TO_ALL, lambda x: np.broadcast_to(np.arange(8.0)[:, None, None], (8, 8, 2))), "none", "i:x"
+    ),
+)
 inner_grad("axis_index", lambda x: x**2 * lax.axis_index("i"))
 inner_grad("scan", lambda x: lax.scan(lambda c, v: (c * v + lax.psum(v, "i"), c), 1.0, x)[0])
 inner_grad("cond", lambda x: lax.cond(x[0] > 0, jnp.sin, lambda v: v**2, x))
 inner_grad("cond_with_collectives", lambda x: lax.cond(lax.psum(1, "i") > 3, lambda v: lax.psum(v**2, "i"), jnp.sin, x))
 inner_grad("checkpoint", lambda x: jax.checkpoint(lambda v: jnp.sin(lax.psum(jnp.sin(v), "i")) * v)(x))
+inner_grad("jit", lambda x: jax.jit(lambda v: lax.pmean(v**3, "i"))(x))
+inner_grad("vmap", lambda x: jax.vmap(lambda v: v * lax.psum(v, "i"))(x))
 inner_grad("one_minus_softmax_by_hand", lambda x: x - jnp.log(lax.psum(jnp.exp(x), "i")))
 inner_grad("integer_power_of_mean", lambda x: lax.pmean(x, "i") ** 3 * x)
 
@@ -545,6 +657,11 @@ def second_derivative(x):
     return jax.grad(jax.grad(lambda v: jnp.sin(v) * lax.pmean(v**2, "i")))(x)
 
 
+@program(BY_IJ, BY_IJ, f32(8, 4, 3), on=TWO)
+def grad_of_nested_means(x):
+    return jax.grad(lambda v: jnp.sum(lax.pmean(jnp.sin(v) * lax.pmean(v, "i"), "j")))(x)
+
+
 # custom rules: the Megatron pair, and an ordinary one
 
 
@@ -574,6 +691,29 @@ clipped_sine.defjvp(lambda primals, tangents: (clipped_sine(*primals), 0.5 * tan
 inner_grad("copy_to_all", lambda x: jnp.sin(copy_to_all(x)) * lax.axis_index("i"))
 inner_grad("sum_from_all", lambda x: jnp.sin(sum_from_all(x**2)))
 inner_grad("custom_jvp", lambda x: clipped_sine(x) * lax.pmean(x, "i"))
+
+
+@program((BY_I, ["i", ...], ["i", ...]), (["i", ...], ["i", ...]), f32(8, 3), f32(8, 3, 4), f32(8, 4, 3), on=ONE)
+def megatron_layer(x, w1, w2):
+    def loss(w1, w2):
+        hidden = jnp.tanh(copy_to_all(lax.pmean(x, "i")) @ w1)
+        return jnp.sum(sum_from_all(hidden @ w2) ** 2)
+
+    return jax.grad(loss, argnums=(0, 1))(w1, w2)
+
+
+@program((BY_I, BY_I, {}), {}, f32(8, 3), f32(8), f32(3), on=ORDERS)
+def data_parallel_training(x, y, w):
+    def step(w, _):
+        grad = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+        return w - 0.1 * lax.pmean(grad, "i"), None
+
+    return lax.scan(step, w, None, length=3)[0]
+
+
+@program(BY_I, BY_I, f32(8, 3), on=ONE)
+def custom_rules_applied(x):
+    return copy_to_all(x), sum_from_all(x), clipped_sine(x)
 
 
 # ============================================================================ inner xmaps
@@ -618,6 +758,31 @@ add("serial_loop_after_a_mesh_axis", jnp.sin, BY_I, BY_I, f32(8, 3), on={"i:x+lo
 add("named_loop", jnp.sin, BY_I, BY_I, f32(8, 3), on={"loop": {"i": "l"}}, loops={"l": 4})
 add("named_loop_after_a_mesh_axis", jnp.sin, BY_I, BY_I, f32(8, 3), on={"i:x+loop": {"i": ("x", "l")}}, loops={"l": 2})
 add(
+    "loop_beside_a_mesh_axis",
+    lambda x: x - lax.pmean(x, "j"),
+    BY_IJ,
+    BY_IJ,
+    f32(8, 4),
+    on={"i:loop j:x": {"i": SerialLoop(2), "j": "x"}},
+)
+add(
+    "loop_with_unmapped_argument",
+    lambda x, w: x @ w,
+    (BY_I, {}),
+    BY_I,
+    f32(8, 3),
+    f32(3, 2),
+    on={"loop": {"i": SerialLoop(2)}},
+)
+add(
+    "loop_with_scan_inside",
+    lambda x: lax.scan(lambda c, v: (c + v, c), 0.0, x),
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    on={"loop": {"i": SerialLoop(2)}},
+)
+add(
     "named_loop_of_two_axes",
     lambda x, y: (x * 2, y + 1),
     (BY_I, BY_J),
@@ -626,6 +791,15 @@ add(
     f32(4),
     on={"loop": {"i": "l", "j": "l"}},
     loops={"l": 2},
+)
+add(
+    "two_loops",
+    jnp.sin,
+    BY_IJ,
+    BY_IJ,
+    f32(8, 4),
+    on={"loops": {"i": SerialLoop(2), "j": SerialLoop(2)}},
+    differs={"loops": Differs("legacy has one loop per xmap", lambda x: np.sin(x))},
 )
 add("collective_over_a_loop", lambda x: lax.psum(x, "i"), BY_I, {}, f32(8), on={"loop": {"i": SerialLoop(2)}})
 
@@ -654,11 +828,25 @@ def named_shapes_of_shapes(x, y):
 # ==================================================================== around an xmap
 
 
-POSITIONAL = "from outside, the gradient is the positional function's; legacy's is not"
+def outer(name, function, in_axes, out_axes, *args, call, why=None, expected=None, **options):
+    differs = {"all": Differs(why, expected)} if why else {}
+    add(name, function, in_axes, out_axes, *args, call=call, differs=differs, **options)
 
-add("vmap_outside", lambda x: x - lax.pmean(x, "i"), BY_I, BY_I, f32(5, 8, 3), call=lambda f, x: jax.vmap(f)(x))
-add("jvp_outside", lambda x: jnp.sin(x) * 2, BY_I, BY_I, f32(8, 3), call=lambda f, x: jax.jvp(f, (x,), (x,)), on=PART)
-add(
+
+POSITIONAL = "from outside, the gradient is the positional function's; legacy's is not"
+WITHIN = "legacy's xmap does not work inside jit or control flow, or closing over their tracers"
+
+outer("vmap_outside", lambda x: x - lax.pmean(x, "i"), BY_I, BY_I, f32(5, 8, 3), call=lambda f, x: jax.vmap(f)(x))
+outer("jvp_outside", lambda x: jnp.sin(x) * 2, BY_I, BY_I, f32(8, 3), call=lambda f, x: jax.jvp(f, (x,), (x,)), on=PART)
+outer(
+    "grad_outside_without_collectives",
+    jnp.sin,
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    call=lambda f, x: jax.grad(lambda v: f(v).sum())(x),
+)
+outer(
     "grad_outside_of_psum",
     lambda x: lax.psum(x**2, "i"),
     BY_I,
@@ -666,13 +854,97 @@ add(
     f32(8, 3),
     on=ONE,
     call=lambda f, x: jax.grad(lambda v: f(v).sum())(x),
-    differs={"all": Differs(POSITIONAL, lambda x: 2 * x)},
+    why=POSITIONAL,
+    expected=lambda x: 2 * x,
 )
-add("called_twice", lambda x: x + lax.psum(x, "i"), BY_I, BY_I, f32(8, 3), call=lambda f, x: f(f(x)), on=ORDERS)
-add("sharded_argument", double, BY_I, BY_I, f32(8, 3), call=lambda f, x: f(jnp.asarray(x) + 1), on=PART)
+outer(
+    "grad_outside_of_parameters",
+    lambda x, w: lax.psum(x @ w, "i"),
+    (BY_I, {}),
+    {},
+    f32(8, 3),
+    f32(3),
+    on=ONE,
+    call=lambda f, x, w: jax.grad(f, argnums=1)(x, w),
+    why=POSITIONAL,
+    expected=lambda x, w: np.sum(x, 0),
+)
+outer(
+    "second_derivative_outside",
+    lambda x: lax.psum(x**3, "i"),
+    BY_I,
+    {},
+    f32(8),
+    on=ONE,
+    call=lambda f, x: jax.grad(lambda v: jax.grad(f)(v).sum())(x),
+    why=POSITIONAL,
+    expected=lambda x: 6 * x,
+)
+outer(
+    "grad_outside_of_named_mean",
+    lambda x: jnp.mean(jnp.sin(x), axis=("i", 0)),
+    BY_I,
+    {},
+    f32(8, 3),
+    on=ONE,
+    call=lambda f, x: jax.grad(f)(x),
+    why=POSITIONAL,
+    expected=lambda x: np.cos(x) / 24,
+)
+outer(
+    "jit_outside",
+    lambda x: x - lax.pmean(x, "i"),
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    on=ONE,
+    call=lambda f, x: jax.jit(lambda v: f(v * 2))(x),
+    why=WITHIN,
+    expected=lambda x: 2 * x - 2 * np.mean(x, 0),
+)
+outer(
+    "scan_outside",
+    lambda x: x + lax.psum(x, "i"),
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    on=ONE,
+    why=WITHIN,
+    call=lambda f, x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+    expected=lambda x: x + 10 * np.sum(x, 0),
+)
+outer(
+    "cond_outside",
+    lambda x: -x,
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    call=lambda f, x: lax.cond(True, f, lambda v: v, x),
+    why=WITHIN,
+    expected=lambda x: -x,
+)
+outer("called_twice", lambda x: x + lax.psum(x, "i"), BY_I, BY_I, f32(8, 3), call=lambda f, x: f(f(x)), on=ORDERS)
+outer("sharded_argument", double, BY_I, BY_I, f32(8, 3), call=lambda f, x: f(jnp.asarray(x) + 1), on=PART)
+
+UNDECLARED = (TypeError, "is actually mapped along more axes")
+outer(
+    "undeclared_result",
+    double,
+    BY_I,
+    {},
+    f32(8, 3),
+    on=ORDERS,
+    call=None,
+    why="legacy returned the value at index 0, or vmap's error",
+    expected=UNDECLARED,
+)
 
 
 # =============================================================================== errors
+
+
+def worded(error, text):
+    return Differs("the same error in other words", (error, text))
 
 
 add("error_sizes_disagree", swap, BY_I, BY_I, f32(5), f32(6))

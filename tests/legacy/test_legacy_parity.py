@@ -56,6 +56,12 @@ def assert_values(got, want, leaves):
         assert close(g, w, leaf["dtype"]), (leaf, g, w)
 
 
+def assert_error(outcome, types, text):
+    assert "error" in outcome, f"no error, but {outcome}"
+    assert set(types) & set(outcome["bases"]), outcome
+    assert text in outcome["message"], outcome["message"]
+
+
 def plain(leaf):
     return {key: value for key, value in leaf.items() if key != "value"}
 
@@ -79,7 +85,7 @@ def test_as_recorded(name, assignment):
     if "error" in expected:
         message = first_sentences(outcome.get("message", str(outcome)))
         assert first_sentences(expected["message"]).startswith(message.rpartition("Legacy's words: ")[2].rstrip("."))
-        assert expected["bases"][0] in outcome["bases"], outcome
+        assert_error(outcome, expected["bases"][:1], "")
         return
     assert "error" not in outcome, outcome
     assert outcome["tree"] == expected["tree"]
@@ -123,6 +129,11 @@ def test_differs_as_meant(name, assignment):
     program = PROGRAMS[name]
     difference = program.difference(assignment)
     outcome, values = outcome_of(program, assignment)
+    if isinstance(difference.expected, tuple):
+        error, text = difference.expected
+        assert_error(outcome, [error.__name__], text)
+        assert outcome != recorded(name, assignment)
+        return
     assert "error" not in outcome, outcome
     assert_values(values, expected_values(program, difference), outcome["leaves"])
     assert not behaves_as_recorded(name, assignment, values), "the mark is stale: legacy did the same"
