@@ -475,7 +475,7 @@ found_by(
 )
 
 found_by(
-    "test_control_flow",
+    "test_branches",
     edits={"names = mask.names - over\n": "names = mask.names\n"},
 )
 found_by(
