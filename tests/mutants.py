@@ -82,8 +82,13 @@ found_by(
         "self._taken.append(jax.lax.stop_gradient(jax.numpy.asarray(taken(*args))))": (
             "self._taken.append(jax.numpy.array(True))"
         ),
-        "with self._branch(next(self._numbers)):\n                self._taken": "if True:\n                self._taken",
         'problems.setdefault(seen["comparing"],': "problems.setdefault(-1,",
+    },
+)
+found_by(
+    "test_leave::test_wrong_edits_that_no_recorded_call_executes_are_not_called_verified",
+    edits={
+        "with self._branch(next(self._numbers)):\n                self._taken": "if True:\n                self._taken",
     },
 )
 
@@ -470,7 +475,7 @@ found_by(
 )
 
 found_by(
-    "test_control_flow",
+    "test_branches",
     edits={"names = mask.names - over\n": "names = mask.names\n"},
 )
 found_by(

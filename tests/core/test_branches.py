@@ -194,6 +194,23 @@ def test_in_a_branch_with_a_collective_each_element_has_the_derivative_of_what_i
         assert_near(jax.jit(lambda: of_collectives(functions, a, b))(), expected)
 
 
+copied = jax.custom_vjp(lambda z: z)
+copied.defvjp(lambda z: (z, None), lambda _, ct: (lax.psum(ct, "b"),))
+
+
+@pytest.mark.parametrize("placement", ["vectorized", "b:y", "a:x,b:y"])
+def test_a_rule_in_a_branch_sums_once_over_an_axis_that_its_operand_does_not_vary_over(placement):
+    """Also if the predicate varies over it: the cut makes no operand vary over more."""
+    a, b, resources = PLACEMENTS[placement]
+    x, u, _ = arguments(a, b)
+    taken, factors = x[..., 0] > 0, x[..., 1]
+    body = lambda u, taken, c: c * lax.cond(taken, lambda u: 3 * copied(u), lambda u: u, u)
+    mapped = xmap(body, ({0: "a"}, OUT_AXES, OUT_AXES), OUT_AXES, axis_resources=resources)
+    with mesh42():
+        gradient = jax.grad(lambda u: mapped(u, taken, factors).sum())(u)
+    np.testing.assert_allclose(gradient, np.where(taken, 3 * factors, factors).sum(1), rtol=1e-4, atol=1e-5)
+
+
 # --------------------------------------------------------------- what devices do, and together
 
 

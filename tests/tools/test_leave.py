@@ -777,6 +777,8 @@ import sys
 def total(v):
     return lax.psum(v, 'rows')
 
+twice = jax.jit(lambda v: 2 * lax.psum(v, 'rows'))  # JAX keeps its trace, in a branch that is not taken first
+
 @jax.custom_vjp
 def synced(v):
     return v
@@ -787,6 +789,7 @@ synced.defvjp(lambda v: (v, None),
 def body(flag, v):
     taken = lax.cond(flag > 0, lambda v: lax.pmean(v, 'rows'),
                      lambda v: lax.psum(v, 'rows'), v)  # planted
+    taken += lax.cond(flag < 1, lambda v: twice(v), lambda v: twice(v + 1), v)
     own = lax.switch((v[0] > 3).astype(int), [abs, lambda v: 2 * v, lambda v: v * lax.psum(1, 'rows')], v)  # planted
     looped = lax.fori_loop(0, flag - 1, lambda k, v: v + lax.psum(v, 'rows'), v)  # planted
     if '--never' in sys.argv:
