@@ -516,7 +516,7 @@ def test_xmap_loads_no_tool_until_it_is_asked_for_a_plan():
 # ------------------------------------------------------------------------------ sizes
 
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 450, 50
-MOST_LONG_FILES = 2  # of more than 300 lines
+MOST_LONG_FILES = 1  # of more than 300 lines
 
 
 def test_files_are_short():
@@ -531,7 +531,7 @@ MOST_LINES_OF_FOLDERS = {
     # the names that users import, with the examples of their docstrings, and their messages
     "": 2_382,
     # every private name of JAX, a stand-in for each part that only helps, and meshes in scope
-    "_jax": 2_150,
+    "_jax": 2_149,
     # the way of a call, and its messages
     "core": 4_340,
     # the same call in every process, or an error in each, and its messages
@@ -539,7 +539,7 @@ MOST_LINES_OF_FOLDERS = {
     # what each collective and each ordinary primitive becomes on one device
     "core.rules": 1_042,
     # one rule for each equation that holds programs or functions
-    "core.structured": 1_005,
+    "core.structured": 1_003,
     # what old programs find again; the table of removed names; its messages
     "legacy": 1_400,
     # plans, the search, views, messages
@@ -547,11 +547,11 @@ MOST_LINES_OF_FOLDERS = {
     # which removed names an old program uses, and edits of them
     "tools.check": 990,
     # edits of a program's own files, the two runs that verify them, and files written all or none
-    "tools.leave": 3_267,
+    "tools.leave": 3_266,
     # the files of a program, read and edited, and what its names are bound to
     "tools.source": 343,
 }
-MOST_LINES_OF_ALL = 20_109
+MOST_LINES_OF_ALL = 20_048
 
 
 def lines_by_folder(sources):
@@ -589,7 +589,7 @@ def test_functions_are_short():
 
 
 # A definition is public if its name has no underscore: no module takes another one from a module (above).
-MOST_PUBLIC_DEFINITIONS = 600
+MOST_PUBLIC_DEFINITIONS = 564
 
 
 def definitions(tree):
