@@ -85,6 +85,7 @@ class Edited(NamedTuple):
       files: what the program has read of its own, whose texts may be changed.
       helpers: the text of the helper file; empty if nothing is patched.
       of_one_name: axes that have the name of a mesh axis.
+      unedited: collectives over axes that are split, in functions that no xmap of this run reaches.
       ended: the exception that ended it, or "".
       entered: where ``with`` entered meshes.
       keeps_meshes: whether a mesh was entered as ``jax.set_mesh`` cannot be, so that all stay as they are.
@@ -96,6 +97,7 @@ class Edited(NamedTuple):
     helpers: str = ""
     helper_file: str = ""
     of_one_name: Sequence[str] = ()
+    unedited: Sequence[Place] = ()
     ended: str = ""
     entered: frozenset[Entered] = frozenset()
     keeps_meshes: bool = False

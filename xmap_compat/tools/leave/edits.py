@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import itertools
 import os
@@ -10,13 +11,15 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from jax import lax
+
 from xmap_compat import _jax
 from xmap_compat.core import undeclared
 from xmap_compat.core.names import Checker
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.comparing import in_a_line
-from xmap_compat.tools.leave.construction import Change, Construction, Edited, Spot
+from xmap_compat.tools.leave.construction import Change, Construction, Edited, Place, Spot
 from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
 from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
 from xmap_compat.tools.leave.rewrite import Rewriter
@@ -90,6 +93,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", generat
         helpers=helper_file([name for name in HELPERS if any(OURS + name in text for text in kept)], names.choices),
         helper_file=os.path.join(folder, f"{module}.py"),
         of_one_name=[name for name in names.choices if name in names.mesh_axes],
+        unedited=_unedited(functions, names),
     )
 
 
@@ -144,6 +148,19 @@ def _names(ways: Mapping[Any, Iterable[Parts]]) -> AxisNames:
 def _choices(cs: Iterable[Construction], names: AxisNames) -> dict[Any, list[Parts]]:
     """What executes each axis of xmaps."""
     return {name: [p for p in names.choices[name] if p[:-1] in of] for name, of in _ways(cs).items()}
+
+
+def _unedited(functions: Sequence[_Function], names: AxisNames) -> list[Place]:
+    """Collectives over axes that are split, beside edited functions, in functions that no xmap of this run reaches."""
+    places: list[Place] = []
+    for piece in {f.piece.file: f.piece for f in functions if f.changes}.values():
+        for call in (node for node in ast.walk(piece.tree) if isinstance(node, ast.Call)):
+            of_lax = ast.unparse(call.func).rpartition(".")[2] in vars(lax)
+            held = (n.value for of in (*call.args, *call.keywords) for n in ast.walk(of) if isinstance(n, ast.Constant))
+            is_read = any(f.piece.holds(piece.span(call)) for f in functions)
+            if of_lax and not is_read and any(v in names.choices and not names.stays(v) for v in held):
+                places.append((piece.file, call.lineno, call.col_offset))
+    return places
 
 
 # ---------------------------------------------------------------------------------- functions

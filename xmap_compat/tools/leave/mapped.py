@@ -45,7 +45,7 @@ def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, unde
         across = tuple(entry for entry in entries if not hasattr(entry, "length"))
         ways = AXES.get(name, [(*across, f"{name}_local") if across else (name,)] * (not AXES or name not in across))
         if not (local := [way[-1] for way in ways if way[:-1] == across]):  # collectives might reduce a part, silently
-            raise ValueError(f"collectives over {name!r} are written for {ways}, and not for the mesh axes {across}")
+            raise ValueError(f"collectives over {name!r} are written for {ways or (name,)}, not for mesh axes {across}")
         axes.append(Axis(name, across, local[0], math.prod(e.length for e in entries if hasattr(e, "length"))))
     axes.sort(key=lambda axis: axis.chunks == 1)  # outermost first: those with chunks are around the others
     element = fun if type(gives) is not tuple else lambda *args: tuple(fun(*args))  # which may return a list

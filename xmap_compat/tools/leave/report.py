@@ -112,7 +112,8 @@ class Report:
         return re.sub(rf"{re.escape(self.scratch)}/\w+/tree/\d+/", "", words)
 
     def unreached(self) -> list[str]:
-        """The edited places of verified constructions that no recorded call has executed."""
+        """The edited places of verified constructions that no recorded call executes, and what no xmap reaches."""
         missed = {place for c in self.kept if is_verified(c) for place in self.found.missed(c, self.seen.reached)}
-        places = (f"{os.path.basename(file)}:{line}" for file, line, _ in sorted(missed))
-        return list(dict.fromkeys(messages.NOT_REACHED.format(where=place) for place in places))
+        texts = (messages.NOT_REACHED, missed), (messages.NOT_EDITED, self.found.unedited if self.kept else ())
+        places = ((text, f"{os.path.basename(file)}:{line}") for text, of in texts for file, line, _ in sorted(of))
+        return list(dict.fromkeys(text.format(where=where) for text, where in places))
