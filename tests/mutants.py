@@ -267,7 +267,7 @@ found_by(
 found_by(
     "test_gradients::test_a_backward_rule_with_a_sum_and_an_own_term_where_nothing_varies",
     edits={
-        "each = _summed_in_part(jaxpr, is_cotangent) - own_names": "each = NONE",
+        "each = _summed_in_part(jaxpr, is_cotangent) & axes - own_names": "each = NONE",
         "after = {path | over for path in before}": "found = before",
         "            after |= before\n": "            pass\n",
     },
@@ -426,6 +426,8 @@ found_by(
     edits={
         "_at_first_element(view, ct, summed - collectives)": "_at_first_element(view, ct, summed)",
         " - {COTANGENT} - own_names": " - {COTANGENT}",
+        " & axes - own_names": " - own_names",
+        "v.names - {COTANGENT}) for": "v.names) for",
         "cases.setdefault(summed & collectives, {})[k]": "cases.setdefault(NONE, {})[k]",
         "names=ct.names | {COTANGENT})": "names=ct.names)",
         "return jax.ShapeDtypeStruct(value.positional_shape(), aval.dtype, weak_type=aval.weak_type)": (
@@ -434,7 +436,7 @@ found_by(
         "return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)": (
             "return jax.ShapeDtypeStruct(shape, aval.dtype)"
         ),
-        "if extra:\n        cotangent = sum_over(": "if False:\n        cotangent = sum_over(",
+        "if extra := cotangent.names - names:": "if extra := frozenset():",
         "return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, cts)), tuple(cts))[1])": (
             "return restore(apply(*cts))"
         ),

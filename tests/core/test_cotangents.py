@@ -65,6 +65,12 @@ def rule_of_both(residuals, cts):
 EXAMPLES = {
     "a rule that does not sum": (with_rule(product, rule_that_leaves_the_sum), ["i"], [3.0, 3.0], 3.0),
     "a rule that sums": (with_rule(product, rule_that_sums), ["i"], [3.0, 3.0], 3.0),
+    "a sum of a sum": (
+        with_rule(product, lambda _, ct: (lax.psum(lax.psum(ct, "i"), "i"), ct)),
+        ["i"],
+        [4.0, 4.0],
+        2.0,
+    ),
     "the cotangent of a collective": (with_rule(total, rule_of_a_collective), [], [3.0, 3.0], 3.0),
     "the cotangent of what a collective made": (with_rule(bent_total, rule_of_a_bent_collective), [], [6.0, 6.0], 6.0),
     "a cotangent that exists once": (with_rule(both, rule_of_both), (["i"], []), [3.0, 3.0], 9.0),
@@ -77,7 +83,12 @@ PLACEMENTS = {
 
 
 # A looped axis cannot be named in a collective.
-WITH_COLLECTIVES = ("a rule that sums", "the cotangent of a collective", "the cotangent of what a collective made")
+WITH_COLLECTIVES = (
+    "a rule that sums",
+    "a sum of a sum",
+    "the cotangent of a collective",
+    "the cotangent of what a collective made",
+)
 CASES = [(e, p) for e in EXAMPLES for p in PLACEMENTS if not (p == "a serial loop" and e in WITH_COLLECTIVES)]
 
 
@@ -90,6 +101,13 @@ def test_the_worked_example(example, placement):
         found = jax.grad(loss, argnums=(0, 1))(X, W)
     np.testing.assert_array_equal(found[0], gradient_of_x)
     np.testing.assert_array_equal(found[1], gradient_of_w)
+
+
+def test_a_rule_may_call_an_xmap_over_another_mesh_axis():
+    six = lambda u: xmap(lambda k: k * u, ["k"], ["k"], axis_resources={"k": "y"})(jnp.arange(4.0)).sum()
+    mapped = xmap(with_rule(product, lambda _, ct: (six(ct), ct)), (["i"], []), ["i"], axis_resources={"i": "x"})
+    with Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y")):
+        np.testing.assert_array_equal(jax.grad(lambda x: mapped(x, W).sum())(X), [6, 6])
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

@@ -44,12 +44,12 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.collectives import collectives_of
+from xmap_compat.core.collectives import collectives_in, collectives_of
 from xmap_compat.core.device import laid_out
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.names import NONE, Names
-from xmap_compat.core.placement import Placement
+from xmap_compat.core.placement import Placement, is_of_devices
 from xmap_compat.core.rules.reductions import sum_over
 from xmap_compat.core.structured.callables import evaluate_callable, is_no_array, only_arrays, positional_zero
 from xmap_compat.core.values import COTANGENT, NamedValue
@@ -104,7 +104,10 @@ def _apply_rule(ev, rule, residuals, cotangents, case, own_names):
 
     def at_one_element(jaxpr, values):
         is_cotangent = [COTANGENT in v.names for v in values]
-        each = _summed_in_part(jaxpr, is_cotangent) - own_names
+        axes = frozenset(n for n in ev.view.placements if not is_of_devices(n))  # over devices nested xmaps sum
+        each = _summed_in_part(jaxpr, is_cotangent) & axes - own_names
+        if all(collectives_in(jaxpr) & axes <= v.names for v, ct in zip(values, is_cotangent) if ct):  # none is summed
+            values = [dataclasses.replace(v, names=v.names - {COTANGENT}) for v in values]
         return [_at_first_element(ev.view, v, each - v.names) if ct else v for v, ct in zip(values, is_cotangent)]
 
     return evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *own], at_one_element)
@@ -126,9 +129,7 @@ def _summed_in_part(jaxpr: Any, is_cotangent: Sequence[bool]) -> Names:
 
 def _added(values):
     first, *others = values
-    if first is None or not others:
-        return first
-    return dataclasses.replace(first, data=sum((other.data for other in others), first.data))
+    return first and dataclasses.replace(first, data=sum((other.data for other in others), first.data))
 
 
 def _collectives_of_results(jaxpr) -> list[Names]:
@@ -164,8 +165,7 @@ def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> Nam
     if cotangent is None:
         return None
     cotangent = dataclasses.replace(cotangent, names=cotangent.names - {COTANGENT})
-    extra = cotangent.names - names
-    if extra:
+    if extra := cotangent.names - names:
         cotangent = sum_over(ev.view, cotangent, sorted(extra, key=str))
     cotangent = laid_out(ev.view, cotangent, dims, names)
     return dataclasses.replace(cotangent, data=lax.convert_element_type(cotangent.data, dtype))
