@@ -192,6 +192,7 @@ def test_a_rotation_of_a_full_axis_is_one_permute(k, resources):
 
 PERMUTED = {  # what a permutation is on a device
     "full": ({"a": "x"}, ["a", ...], {"ppermute": 1}),
+    "full, of some": ({"a": "x"}, ["a", ...], {"ppermute": 1}),
     "vectorized": ({}, ["a", ...], {"slice": 2, "concatenate": 1}),
     "of equal elements": ({"a": "x"}, [...], {}),
 }
@@ -201,7 +202,7 @@ PERMUTED = {  # what a permutation is on a device
 def test_a_permutation_of_whole_elements_looks_nothing_up(kind):
     resources, in_axes, expected = PERMUTED[kind]
     rotated = xmap(
-        lambda v: lax.ppermute(v, "a", rotation(4, 1)),
+        lambda v: lax.ppermute(v, "a", rotation(4, 1)[: 3 if "some" in kind else 4]),
         in_axes,
         ["a", ...],
         axis_sizes={"a": 4},

@@ -792,15 +792,6 @@ add(
     on={"loop": {"i": "l", "j": "l"}},
     loops={"l": 2},
 )
-add(
-    "two_loops",
-    jnp.sin,
-    BY_IJ,
-    BY_IJ,
-    f32(8, 4),
-    on={"loops": {"i": SerialLoop(2), "j": SerialLoop(2)}},
-    differs={"loops": Differs("legacy has one loop per xmap", lambda x: np.sin(x))},
-)
 add("collective_over_a_loop", lambda x: lax.psum(x, "i"), BY_I, {}, f32(8), on={"loop": {"i": SerialLoop(2)}})
 
 
