@@ -766,23 +766,6 @@ add(
     on={"i:loop j:x": {"i": SerialLoop(2), "j": "x"}},
 )
 add(
-    "loop_with_unmapped_argument",
-    lambda x, w: x @ w,
-    (BY_I, {}),
-    BY_I,
-    f32(8, 3),
-    f32(3, 2),
-    on={"loop": {"i": SerialLoop(2)}},
-)
-add(
-    "loop_with_scan_inside",
-    lambda x: lax.scan(lambda c, v: (c + v, c), 0.0, x),
-    BY_I,
-    BY_I,
-    f32(8, 3),
-    on={"loop": {"i": SerialLoop(2)}},
-)
-add(
     "named_loop_of_two_axes",
     lambda x, y: (x * 2, y + 1),
     (BY_I, BY_J),
