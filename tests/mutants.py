@@ -481,14 +481,16 @@ found_by(
 
 found_by(
     "test_branches",
-    edits={"names = mask.names - over\n": "names = mask.names\n"},
+    edits={
+        "names = mask.names - over\n": "names = mask.names\n",
+        "mask = max_over(ev.view, mask, sorted(over, key=str))": "pass",
+    },
 )
 found_by(
     "test_transposed_branches",
     edits={
         "reached = lax.pmax(mask, mesh_axes) if mesh_axes else mask": "reached = mask",
         "return [ct if type(ct) is ad.Zero else tangent(ct, mask, **params), None]": "return [ct, None]",
-        "mask = max_over(ev.view, mask, sorted(over, key=str))": "pass",
     },
 )
 found_by(
@@ -508,7 +510,7 @@ found_by(
     },
 )
 found_by(
-    "test_gradients::test_a_reduction_of_operands_that_vary_over_different_axes",
+    "test_primitives",
     edits={"return bool(mesh_axes)  # the user's": "return False  # the user's"},
 )
 found_by(
@@ -528,6 +530,7 @@ found_by(
 
 found_by(
     "test_combinations",
+    "test_effects",
     "test_execution",
     edits={
         "for p in placements.values() for loop, n in zip(p.loops, p.loop_sizes)}": (

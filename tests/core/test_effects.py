@@ -196,6 +196,23 @@ def test_copies_receive_the_result_bit_for_bit(dtype, resources):
     assert {row.tobytes() for row in (*each, shared[0])} == {values.tobytes() for values in made}
 
 
+LOOPS = [{"i": SerialLoop(2), "j": SerialLoop(4)}, {"j": SerialLoop(2)}, {"i": SerialLoop(8)}]
+
+
+@pytest.mark.parametrize("resources", LOOPS, ids=str)
+def test_with_several_loops_a_callback_runs_once_for_each_element(resources):
+    hosts = of_v, of_both, of_nothing = Host(), Host(), Host()
+
+    def body(u, v):
+        return [io_callback(host, SCALAR, value) for host, value in zip(hosts, (v, u * v, jnp.float32(3)))]
+
+    jax.block_until_ready(xmap(body, (["i"], ["j"]), [["j"], ["i", "j"], []], axis_resources=resources)(X, Y4))
+    jax.effects_barrier()
+    assert sorted(of_v.told) == [(v,) for v in Y4]
+    assert sorted(of_both.told) == sorted((product,) for product in np.outer(X, Y4).ravel())
+    assert of_nothing.told == [(3,)]
+
+
 def turns(call):
     return lambda c, _: (lax.switch(jnp.int32(c) % 2, [call, jnp.sin], c), None)
 
@@ -211,7 +228,12 @@ def apart(call):
             v > 4, jax.jit(lambda v: lax.fori_loop(0, 2, lambda _, c: call(c), v)), lambda v: v, v
         ),
         "a rule in a branch": lambda v: jax.grad(lambda v: lax.cond(v > 4, told_backward(call), lambda v: v, v))(v),
+        "a jitted function that all call too": lambda v: twice(jax.jit(call), v),
     }
+
+
+def twice(call, v):
+    return call(v) + lax.cond(v > 4, call, lambda v: v, v)
 
 
 def told_backward(call):

@@ -204,14 +204,6 @@ add("numpy_scalars", lambda x, s: x + s, (BY_I, {}), BY_I, f32(8), np.float32(1.
 add("typed_keys", lambda k: jax.random.key_data(k), BY_I, BY_I, Arg((8,), "key"), on=ONE)
 add("typed_keys_as_results", lambda k: jax.random.fold_in(k, 1), BY_I, BY_I, Arg((8,), "key"))
 add("random_numbers_from_keys", lambda k: jax.random.uniform(k, (2,)), BY_I, BY_I, Arg((8,), "key"), on=ONE)
-add(
-    "fold_in_of_the_index",
-    lambda: jax.random.key_data(jax.random.fold_in(jax.random.key(0), lax.axis_index("i"))),
-    (),
-    BY_I,
-    axis_sizes={"i": 8},
-    on=ONE,
-)
 add("mixed_dtypes", lambda x, n: (x + n, n // 2, x > n), (BY_I, BY_I), BY_I, f32(8), i32(8), on=ONE)
 
 
@@ -261,11 +253,6 @@ def reductions_of_integers(x):
 @program(BY_IJ, (BY_I, BY_J), f32(8, 4), on=BOTH)
 def axis_index(x):
     return lax.axis_index("i"), lax.axis_index("j")
-
-
-@program(BY_IJ, BY_IJ, f32(8, 4), on=TWO)
-def axis_index_in_arithmetic(x):
-    return x * 100 + 10 * lax.axis_index("i") + lax.axis_index("j")
 
 
 @program(BY_I, BY_I, f32(8, 8, 3), on=ORDERS)
@@ -346,11 +333,6 @@ def pdot(x, y):
     return lax.pdot(x, y, "i")
 
 
-@program((["i", "k", ...], ["k", "j", ...]), BY_IJ, f32(8, 6), f32(6, 4), on=BOTH)
-def pdot_as_matmul(x, y):
-    return lax.pdot(x, y, "k")
-
-
 @program(
     (["k", "i", ...], ["k", "j", ...]),
     {1: "i", 2: "j"},
@@ -360,11 +342,6 @@ def pdot_as_matmul(x, y):
 )
 def pdot_with_positions(x, y):
     return lax.pdot(x, y, "k", pos_contract=((1,), (0,)), pos_batch=((0,), (1,)))
-
-
-@program((BY_IJ, BY_IJ), {}, f32(8, 4), f32(8, 4), on=BOTH)
-def pdot_over_both(x, y):
-    return lax.pdot(x, y, ("i", "j"))
 
 
 @program((["i", "k"], ["k", "j"]), ["i", "j"], f32(8, 6), f32(6, 4), on=BOTH)
@@ -408,13 +385,6 @@ def groups(x):
     return lax.psum(x, "i", axis_index_groups=PAIRS), lax.all_gather(x, "i", axis_index_groups=PAIRS)
 
 
-@program(BY_I, {}, f32(8, 3), on=ONE)
-def collectives_in_sequence(x):
-    mean = lax.pmean(x, "i")
-    variance = lax.pmean((x - mean) ** 2, "i")
-    return lax.pmax((x - mean) / jnp.sqrt(variance), "i")
-
-
 # ---------------------------------------------------------------------- named reductions
 
 
@@ -426,11 +396,6 @@ def named_sum(x):
 @program(BY_I, {}, f32(8, 3), on=ONE)
 def named_statistics(x):
     return jnp.mean(x, axis="i"), jnp.var(x, axis="i"), jnp.std(x, axis=("i", 0)), x.mean(("i", 0))
-
-
-@program(BY_I, {}, f32(8, 3), on=ONE)
-def named_extrema(x):
-    return jnp.max(x, axis="i"), jnp.min(x, axis=("i", 0)), x.max(("i", 0))
 
 
 @program(BY_I, ({}, BY_I, BY_I), f32(8, 3), on=ORDERS)
@@ -467,11 +432,6 @@ def indexing_by_another_axis(n, table):
 @program((BY_I, BY_I), BY_I, f32(8, 5), i32(8), on=ONE)
 def updates(x, n):
     return x.at[n % 5].set(9), x.at[jnp.array([0, 2])].add(n), lax.dynamic_update_slice(x, jnp.ones(2), (n % 5,))
-
-
-@program((BY_IJ, BY_J), BY_IJ, f32(8, 4, 3), f32(4, 3), on=BOTH)
-def elementwise_between_axes(x, y):
-    return jnp.sin(x) * y, jnp.maximum(x, y), jnp.power(jnp.abs(x), 2), lax.rsqrt(y * y + 1) - x
 
 
 @program(BY_I, BY_I, f32(8, 3), on=ONE)
@@ -709,11 +669,6 @@ def data_parallel_training(x, y, w):
         return w - 0.1 * lax.pmean(grad, "i"), None
 
     return lax.scan(step, w, None, length=3)[0]
-
-
-@program(BY_I, BY_I, f32(8, 3), on=ONE)
-def custom_rules_applied(x):
-    return copy_to_all(x), sum_from_all(x), clipped_sine(x)
 
 
 # ============================================================================ inner xmaps

@@ -781,6 +781,26 @@ def test_each_of_two_xmaps_that_another_run_gives_the_resources_of_the_other_rai
             left.run()
 
 
+def test_an_xmap_that_stays_holds_back_what_shares_an_edited_function(tmp_path, monkeypatch):
+    program = """
+        def total(v):
+            return lax.psum(v, 'i')
+
+        halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
+        in_halves = lambda v: lax.psum(v, 'i', axis_index_groups=halves)
+        f, g, alone = (
+            xmap(lambda v: v - total(v), ['i', ...], ['i', ...], axis_resources={'i': 'd'}),
+            xmap(lambda v: total(in_halves(v)), ['i', ...], [...], axis_resources={'i': 'd'}),
+            xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'd'}),
+        )
+        with Mesh(devices[:4], ('d',)):
+            results = f(x), g(x), alone(x)
+    """
+    shares, stays, other = Left(tmp_path, monkeypatch, textwrap.dedent(program)).refused
+    assert shares.startswith("it shares an edited function with the xmap at program.py:")
+    assert stays.startswith("axis_index_groups") and other is None
+
+
 SHARED = {
     "an alias": ("average = functools.partial(lax.pmean, axis_name='d')", "average(v)"),
     "a function of another package": ("import scipy", "scipy.special.softmax(v, 'd')"),
