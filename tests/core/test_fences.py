@@ -547,11 +547,11 @@ MOST_LINES_OF_FOLDERS = {
     # which removed names an old program uses, and edits of them
     "tools.check": 990,
     # edits of a program's own files, the two runs that verify them, and files written all or none
-    "tools.leave": 3_287,
+    "tools.leave": 3_294,
     # the files of a program, read and edited, and what its names are bound to
     "tools.source": 343,
 }
-MOST_LINES_OF_ALL = 20_069
+MOST_LINES_OF_ALL = 20_076
 
 
 def lines_by_folder(sources):

@@ -11,8 +11,6 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jax import lax
-
 from xmap_compat import _jax
 from xmap_compat.core import undeclared
 from xmap_compat.core.names import Checker
@@ -154,13 +152,17 @@ def _unedited(functions: Sequence[_Function], names: AxisNames) -> list[Place]:
     """Collectives over axes that are split, beside edited functions, in functions that no xmap of this run reaches."""
     places: list[Place] = []
     for piece in {f.piece.file: f.piece for f in functions if f.changes}.values():
-        for call in (node for node in ast.walk(piece.tree) if isinstance(node, ast.Call)):
-            of_lax = ast.unparse(call.func).rpartition(".")[2] in vars(lax)
-            held = (n.value for of in (*call.args, *call.keywords) for n in ast.walk(of) if isinstance(n, ast.Constant))
-            is_read = any(f.piece.holds(piece.span(call)) for f in functions)
-            if of_lax and not is_read and any(v in names.choices and not names.stays(v) for v in held):
-                places.append((piece.file, call.lineno, call.col_offset))
+        calls = (n for n in piece.bindings.nodes if isinstance(n, ast.Call) and _is_over_split_axes(piece, n, names))
+        unread = (c for c in calls if not any(f.piece.holds(piece.span(c)) for f in functions))
+        places.extend((piece.file, call.lineno, call.col_offset) for call in unread)
     return places
+
+
+def _is_over_split_axes(piece: Piece, call: ast.Call, names: AxisNames) -> bool:
+    called = piece.bindings.dotted(call.func), piece.bindings.dotted(call)  # also functools.partial(lax.psum, ...)
+    held = (n.value for of in (*call.args, *call.keywords) for n in ast.walk(of) if isinstance(n, ast.Constant))
+    takes_axes = any(name.startswith(("jax.lax.", "jax.numpy.", "jax.nn.")) for name in called)
+    return takes_axes and any(v in names.choices and not names.stays(v) for v in held)
 
 
 # ---------------------------------------------------------------------------------- functions

@@ -123,11 +123,16 @@ class Piece:
         """The values of the names around the piece."""
         return {**self.globals, **self.closure}
 
+    @functools.cached_property
+    def bindings(self) -> Names:
+        """What the names of its file are bound to."""
+        return Names(self.tree)
+
     def is_fixed(self, node: ast.expr) -> bool:
         """Whether imports alone say what a name or attribute is in each run; it may be None where an import fails."""
-        names, parts = Names(self.tree), (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
-        bound = [meant for name in parts for meant in names.bound[name] if getattr(meant, "value", meant) is not None]
-        return bool(names.dotted(node) or bound) and all(isinstance(m, str) or names.dotted(node) for m in bound)
+        dotted, parts = self.bindings.dotted(node), (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+        bound = [m for name in parts for m in self.bindings.bound[name] if getattr(m, "value", m) is not None]
+        return bool(dotted or bound) and all(isinstance(m, str) or dotted for m in bound)
 
     def is_free(self, node: ast.Name) -> bool:
         """Whether the piece itself does not bind a name at that place."""
