@@ -97,7 +97,7 @@ found_by(
     edits={"next(filter(is_bound, AXES.get(name, ())), unbound[name])": "(AXES.get(name) or [(name,)])[0]"},
 )
 found_by(
-    "test_leave_edits",
+    "test_leave_edits::test_an_xmap_that_stays_holds_back_what_shares_an_edited_function",
     edits={
         "for i in dis.get_instructions(code) if i.opname in LOOKUPS}": "for i in dis.get_instructions(code)}",
         "pending = [c for c in cs if c.refused]": "pending = []",

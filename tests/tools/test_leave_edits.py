@@ -786,12 +786,15 @@ def test_an_xmap_that_stays_holds_back_what_shares_an_edited_function(tmp_path, 
         def total(v):
             return lax.psum(v, 'i')
 
+        class scale:
+            total = 2.0  # an attribute of the same name
+
         halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
         in_halves = lambda v: lax.psum(v, 'i', axis_index_groups=halves)
         f, g, alone = (
             xmap(lambda v: v - total(v), ['i', ...], ['i', ...], axis_resources={'i': 'd'}),
             xmap(lambda v: total(in_halves(v)), ['i', ...], [...], axis_resources={'i': 'd'}),
-            xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'd'}),
+            xmap(lambda v: v * scale.total - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'd'}),
         )
         with Mesh(devices[:4], ('d',)):
             results = f(x), g(x), alone(x)
