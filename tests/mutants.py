@@ -480,13 +480,6 @@ found_by(
 )
 
 found_by(
-    "test_branches",
-    edits={
-        "names = mask.names - over\n": "names = mask.names\n",
-        "mask = max_over(ev.view, mask, sorted(over, key=str))": "pass",
-    },
-)
-found_by(
     "test_transposed_branches",
     edits={
         "reached = lax.pmax(mask, mesh_axes) if mesh_axes else mask": "reached = mask",
@@ -519,6 +512,8 @@ found_by(
 found_by(
     "test_branches",
     edits={
+        "names = mask.names - over\n": "names = mask.names\n",
+        "mask = max_over(ev.view, mask, sorted(over, key=str))": "pass",
         "if order <= _ORDERS and isinstance(_jax.read(eqn), (": "if False and isinstance(_jax.read(eqn), (",
         "names.append(frozenset(ev.view.placements))": "pass",
         "together = lambda name: name not in self.mask.names and": "together = lambda name: False and",
