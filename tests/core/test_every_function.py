@@ -100,6 +100,7 @@ def test_each_primitive_that_a_function_binds_has_a_case(part):
 
 
 @pytest.mark.slow
+@np.printoptions()  # set_printoptions is one of them
 def test_the_others_bind_nothing_unknown_with_any_of_these_arguments():
     functions = public_functions()
     for name in (n for n in functions if LISTED.get(n) == "-"):
