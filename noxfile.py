@@ -32,7 +32,11 @@ PAIRS = [
     ]
 ]
 SMOKE = [
-    *("tests/core/test_walking_skeleton.py", "tests/tutorial/test_tutorial_network.py", "tests/core/test_mesh.py"),
+    *(
+        "tests/core/test_walking_skeleton.py",
+        "tests/tutorial/test_tutorial_network.py",
+        "tests/core/test_mesh.py",
+    ),
     "tests/install/test_named_types.py",
     "tests/core/test_combinations.py::test_a_root_varies_over_an_axis_that_only_its_equation_names",
 ]
@@ -87,7 +91,9 @@ def newest(session):
     NEWEST.write_text(head + packages)
     release = re.search(r"^jax==(.*)$", packages, re.MULTILINE)[1]
     version = Path("xmap_compat/_jax/version.py")
-    version.write_text(re.sub('(?<=^NEWEST_TESTED = ")[^"]*', release, version.read_text(), flags=re.MULTILINE))
+    version.write_text(
+        re.sub('(?<=^NEWEST_TESTED = ")[^"]*', release, version.read_text(), flags=re.MULTILINE)
+    )
 
 
 @nox.session(python="3.12")
@@ -96,7 +102,9 @@ def nightly(session):
     session.install("-e", ".[test]")
     index = os.environ.get("JAX_NIGHTLY_INDEX")
     try:
-        session.install("--pre", "--upgrade", "jax", "jaxlib", *(["--extra-index-url", index] if index else []))
+        session.install(
+            "--pre", "--upgrade", "jax", "jaxlib", *(["--extra-index-url", index] if index else [])
+        )
     except CommandFailed:
         session.skip("no pre-release of JAX can be installed here")
     session.run("python", "-c", "import jax; print('jax', jax.__version__)")
@@ -116,7 +124,9 @@ def lint(session):
     shutil.copy2("tests/typed/user_program.py", program)
     with session.chdir(program.parent):
         session.run("mypy", "--ignore-missing-imports", "--config-file=", program.name)
-        session.run("pyright", "--pythonpath", shutil.which("python", path=session.bin), program.name)
+        session.run(
+            "pyright", "--pythonpath", shutil.which("python", path=session.bin), program.name
+        )
 
 
 def given_home(session):
@@ -168,7 +178,9 @@ def release(session):
     public, readme, settings = given_home(session), checkout / "README.md", checkout / "setup.cfg"
     readme.write_text(for_index(readme.read_text(), public))
     if public and "\nurl = " not in settings.read_text():
-        settings.write_text(settings.read_text().replace("[metadata]\n", f"[metadata]\nurl = {public}\n", 1))
+        settings.write_text(
+            settings.read_text().replace("[metadata]\n", f"[metadata]\nurl = {public}\n", 1)
+        )
     session.run("python", "-m", "build", "--outdir", str(made), str(checkout))
     (archive,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
     with tarfile.open(archive) as file:
@@ -184,7 +196,9 @@ def release(session):
     session.run("python", "-m", "venv", "--clear", str(made / "bare"))
     python = str(made / "bare" / "bin" / "python")
     session.run(python, "-m", "pip", "install", "-q", str(wheel), *PINNED, external=True)
-    example = re.search("^```python\n(.*?)^```", (tree / "README.md").read_text(), re.DOTALL | re.MULTILINE)[1]
+    example = re.search(
+        "^```python\n(.*?)^```", (tree / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )[1]
     (made / "example.py").write_text(example)
     with session.chdir(made):
         session.run(python, "-W", "error", "example.py", external=True)

@@ -4,7 +4,9 @@ import argparse
 import os
 import sys
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
@@ -16,7 +18,9 @@ from benchmarks.sections import SECTIONS, run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="xmap_compat beside hand-written JAX")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="xmap_compat beside hand-written JAX"
+    )
     parser.add_argument(
         "sections",
         nargs="*",
@@ -24,7 +28,9 @@ def main() -> int:
         help=f"some of: {', '.join(SECTIONS)} (default: all)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, noisier times")
-    parser.add_argument("--only", metavar="NAME", default="", help="only programs whose name contains NAME")
+    parser.add_argument(
+        "--only", metavar="NAME", default="", help="only programs whose name contains NAME"
+    )
     options = parser.parse_args()
     if unknown := [name for name in options.sections if name not in SECTIONS]:
         parser.error(f"no section is called {unknown[0]!r}; there are: {', '.join(SECTIONS)}")

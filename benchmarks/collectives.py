@@ -151,28 +151,38 @@ PAIRS: dict[str, Pair] = {
     ),
     "all_gather": Pair(lambda v: lax.all_gather(v, "i"), _gathered),
     "all_gather tiled": Pair(
-        lambda v: lax.all_gather(v, "i", tiled=True), lambda x, axes: _gathered(x, axes).reshape(-1, x.shape[-1])
+        lambda v: lax.all_gather(v, "i", tiled=True),
+        lambda x, axes: _gathered(x, axes).reshape(-1, x.shape[-1]),
     ),
-    "psum_scatter": Pair(lambda v: lax.psum_scatter(v, "i"), lambda x, axes: _scattered(x.sum(0), axes), each=True),
+    "psum_scatter": Pair(
+        lambda v: lax.psum_scatter(v, "i"), lambda x, axes: _scattered(x.sum(0), axes), each=True
+    ),
     "all_to_all": Pair(lambda v: lax.all_to_all(v, "i", 0, 0), _traded, each=True),
     "ppermute": Pair(lambda v: lax.ppermute(v, "i", _rotation(v.shape[0], 1)), _rotated, each=True),
     "pshuffle": Pair(
-        lambda v: lax.pshuffle(v, "i", [k - 1 if k else len(v) - 1 for k in range(len(v))]), _rotated, each=True
+        lambda v: lax.pshuffle(v, "i", [k - 1 if k else len(v) - 1 for k in range(len(v))]),
+        _rotated,
+        each=True,
     ),
     "axis_index": Pair(lambda v: v * lax.axis_index("i"), _indexed, each=True),
     "pdot": Pair(lambda v: pdot(v, v, "i", pos_contract=((0,), (0,))), _gram, inside=False),
     "einsum": Pair(lambda v: einsum("{i}nw,{i}nz->wz", v, v), _gram, inside=False),
     "xeinsum": Pair(lambda v: xeinsum("nw{i},nz{i}->wz", v, v), _gram, inside=False),
-    "jnp.sum": Pair(lambda v: jnp.sum(v, axis=("i", 0)), lambda x, axes: lax.psum(x.sum((0, 1)), axes)),
+    "jnp.sum": Pair(
+        lambda v: jnp.sum(v, axis=("i", 0)), lambda x, axes: lax.psum(x.sum((0, 1)), axes)
+    ),
     "jnp.mean": Pair(lambda v: jnp.mean(v, axis="i"), _mean),
     "jnp.var": Pair(lambda v: jnp.var(v, axis="i"), _variance),
     "jnp.std": Pair(lambda v: jnp.std(v, axis="i"), lambda x, axes: jnp.sqrt(_variance(x, axes))),
-    "jnp.max": Pair(lambda v: jnp.max(v, axis="i"), _extremum(lax.pmax, lambda x: x.max(0)), inside=False),
+    "jnp.max": Pair(
+        lambda v: jnp.max(v, axis="i"), _extremum(lax.pmax, lambda x: x.max(0)), inside=False
+    ),
     "logsumexp": Pair(lambda v: jax.nn.logsumexp(v, axis="i"), _logsumexp),
     "softmax": Pair(lambda v: jax.nn.softmax(v, axis="i"), _softmax, each=True),
     "prod": Pair(lambda v: xnp.prod(v, axis="i"), lambda x, axes: _gathered(x, axes).prod(0)),
     "along": Pair(
-        lambda v: xnp.along(lambda x: jnp.sin(x) * 2, "i", v), lambda x, axes: jnp.sin(_gathered(x, axes)) * 2
+        lambda v: xnp.along(lambda x: jnp.sin(x) * 2, "i", v),
+        lambda x, axes: jnp.sin(_gathered(x, axes)) * 2,
     ),
     "median": Pair(lambda v: xnp.median(v, "i"), lambda x, axes: jnp.median(_gathered(x, axes), 0)),
     "cumsum": Pair(lambda v: xnp.cumsum(v, "i"), _along(lambda x: jnp.cumsum(x, 0)), each=True),
@@ -345,7 +355,10 @@ def weights_step(kind, resources):
         out = run(layer, x, weights, lambda w: _gathered(w, axes).reshape(-1, w.shape[-1]))
         return lax.pmean(jax.vmap(_loss)(out).mean(), axes)
 
-    in_axes, specs = ({1: "i", 3: "hidden"} if hidden else {1: "i"}, ["i", ...]), (P(None, axes, None, hidden), P(axes))
+    in_axes, specs = (
+        ({1: "i", 3: "hidden"} if hidden else {1: "i"}, ["i", ...]),
+        (P(None, axes, None, hidden), P(axes)),
+    )
     shapes = lambda k: [(LAYERS, 8, 2 * k, 8 * k), (8, 2, 16 * k)]  # noqa: E731
     return _step("fsdp", kind, resources, named, on_device, in_axes, specs, shapes)
 
@@ -358,7 +371,9 @@ def sequence_step(kind, resources):
     def named(ups, downs, x):
         def layer(x, weights):
             up, down = weights
-            return x + lax.psum_scatter(jnp.tanh(lax.all_gather(x, "t", tiled=True) @ up) @ down, "t", tiled=True)
+            return x + lax.psum_scatter(
+                jnp.tanh(lax.all_gather(x, "t", tiled=True) @ up) @ down, "t", tiled=True
+            )
 
         return lax.pmean(_loss(run(layer, x, (ups, downs), _identity)), ("t", "batch"))
 

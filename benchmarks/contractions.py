@@ -54,7 +54,12 @@ class Form:
 
 
 def _braces(name: str, spec: str, positions: str, names: str) -> Form:
-    return Form(f"{name}  {spec}", positions, names, lambda *operands, **kw: jnp.einsum(spec, *operands, **kw))
+    return Form(
+        f"{name}  {spec}",
+        positions,
+        names,
+        lambda *operands, **kw: jnp.einsum(spec, *operands, **kw),
+    )
 
 
 FORMS = [
@@ -67,7 +72,13 @@ FORMS = [
     _braces("one operand alone", "{b,k},{k}->{}", "bk,k->", "bk"),
     _braces("bilinear", "{b,i},{i,j},{b,j}->{b}", "bi,ij,bj->b", "bij"),
     _braces("chain", "{i,j},{j,k},{k,l}->{i,l}", "ij,jk,kl->il", "ijkl"),
-    Form("xeinsum", "ik,kj->ij", "ikj", lambda x, y: xeinsum("{i,k},{k,j}->{i,j}", x, y), accumulates=False),
+    Form(
+        "xeinsum",
+        "ik,kj->ij",
+        "ikj",
+        lambda x, y: xeinsum("{i,k},{k,j}->{i,j}", x, y),
+        accumulates=False,
+    ),
     Form("pdot", "ik,kj->ij", "ikj", lambda x, y, **kw: pdot(x, y, "k", **kw)),
     Form(
         "pdot pos_batch, pos_contract",
@@ -86,7 +97,14 @@ def groups() -> Iterator[tuple[str, list[Case]]]:
             yield (
                 name,
                 [
-                    _case(f"{name} {program} {dtype}", form, resources, {**SIZES, **sizes}, program, dtype)
+                    _case(
+                        f"{name} {program} {dtype}",
+                        form,
+                        resources,
+                        {**SIZES, **sizes},
+                        program,
+                        dtype,
+                    )
                     for program in PROGRAMS
                     for dtype in ["float32", "bfloat16"][: 1 + form.accumulates]
                 ],
@@ -104,7 +122,9 @@ def _placements(form: Form) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
     The last one is full: one element of each axis on a device.
     """
     kept = [c for c in form.output if c in form.names]
-    summed = list(dict.fromkeys(c for c in form.positions if c in form.names and c not in form.output))
+    summed = list(
+        dict.fromkeys(c for c in form.positions if c in form.names and c not in form.output)
+    )
     candidates = [
         {},
         dict(zip(summed[:1], ["x"])),
@@ -148,7 +168,9 @@ def _case(name, form: Form, resources: Mapping[str, Any], sizes, program, dtype)
     named = functools.partial(form.call, **options)
 
     def args(k):
-        shapes = [tuple(sizes.get(c, SIZE) for c in letters) for letters in [*form.inputs, form.output]]
+        shapes = [
+            tuple(sizes.get(c, SIZE) for c in letters) for letters in [*form.inputs, form.output]
+        ]
         *operands, cotangent = arrays(*shapes)
         return (*(np.asarray(x, dtype) for x in operands), cotangent)
 
@@ -156,7 +178,9 @@ def _case(name, form: Form, resources: Mapping[str, Any], sizes, program, dtype)
     return Case(
         name,
         lambda: jax.jit(
-            functools.partial(run, xmap(named, in_axes, named_dims(form.output), axis_resources=dict(resources)))
+            functools.partial(
+                run, xmap(named, in_axes, named_dims(form.output), axis_resources=dict(resources))
+            )
         ),
         lambda: jax.jit(functools.partial(run, sharded(by_hand, specs, output_spec))),
         args,

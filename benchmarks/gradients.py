@@ -54,7 +54,9 @@ def matmul_gradients(resources):
     in_axes, out_axes = ({0: "left"}, {1: "right"}), ["left", "right", ...]
     return Case(
         title("matmul grad", resources),
-        lambda: gradients(xmap(lambda a, b: jnp.vdot(a, b), in_axes, out_axes, axis_resources=resources)),
+        lambda: gradients(
+            xmap(lambda a, b: jnp.vdot(a, b), in_axes, out_axes, axis_resources=resources)
+        ),
         lambda: gradients(sharded(fresh(all_pairs), specs and specs[:2], P(left, right))),
         lambda k: arrays(*[(32 * k, 32 * k)] * 3),
         specs,
@@ -115,8 +117,12 @@ def megatron_gradients(resources, rules):
     in_axes = (["shard", ...], ["batch", ...], ["batch", ...])
     return Case(
         title("megatron rules" if rules else "megatron grad", resources),
-        lambda: jax.jit(jax.value_and_grad(xmap(fresh(named), in_axes, {}, axis_resources=resources))),
-        lambda: jax.jit(jax.value_and_grad(sharded(fresh(on_mesh if resources else over_all), specs, P()))),
+        lambda: jax.jit(
+            jax.value_and_grad(xmap(fresh(named), in_axes, {}, axis_resources=resources))
+        ),
+        lambda: jax.jit(
+            jax.value_and_grad(sharded(fresh(on_mesh if resources else over_all), specs, P()))
+        ),
         block_arguments,
         specs,
     )

@@ -13,10 +13,20 @@ from typing import Any
 
 from xmap_compat.tools.hlo import ARRAY, COMPUTATION, CompiledCollective, collectives, ints
 
-_LINE = re.compile(r"^\s+(?P<root>ROOT )?%?[\w.\-]+ = (?P<type>\(.*?\)|\S+) (?P<kind>[a-z][\w\-]*)\(", re.MULTILINE)
+_LINE = re.compile(
+    r"^\s+(?P<root>ROOT )?%?[\w.\-]+ = (?P<type>\(.*?\)|\S+) (?P<kind>[a-z][\w\-]*)\(", re.MULTILINE
+)
 _FUSED = re.compile(r" fusion\(.*calls=%?([\w.\-]+)")
 _DOT = re.compile(r' dot\(|custom_call_target="__(?:onednn|cublas)\$\w*(?:matmul|gemm)')
-_MAKES_NOTHING = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional")
+_MAKES_NOTHING = (
+    "parameter",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "while",
+    "call",
+    "conditional",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +74,9 @@ def enlargement(text: str) -> float:
     made, given = [0], [1]
     for computation in COMPUTATION.finditer(text):
         for line in _LINE.finditer(computation["body"]):
-            elements = max((math.prod(ints(dims)) for _, dims in ARRAY.findall(line["type"])), default=0)
+            elements = max(
+                (math.prod(ints(dims)) for _, dims in ARRAY.findall(line["type"])), default=0
+            )
             if computation["entry"] and (line["root"] or line["kind"] == "parameter"):
                 given.append(elements)
             if computation["name"] not in fused and line["kind"] not in _MAKES_NOTHING:

@@ -22,7 +22,10 @@ def groups() -> Iterator[tuple[str, list[Case]]]:
     for name in PROGRAMS:
         for mesh_axis in [None, "x"]:
             title = name + (f" batch:{mesh_axis}" if mesh_axis else "")
-            yield title, [_case(f"{title} {chunks} chunks", name, mesh_axis, chunks) for chunks in CHUNKS]
+            yield (
+                title,
+                [_case(f"{title} {chunks} chunks", name, mesh_axis, chunks) for chunks in CHUNKS],
+            )
 
 
 def falls(title: str) -> bool:

@@ -128,7 +128,8 @@ def _placed(case: Case, args: Any) -> Any:
 def placed_types(case: Case, args: Any) -> Any:
     leaves, tree = jax.tree.flatten(args)
     types = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for x, s in zip(leaves, _shardings(case, args), strict=True)
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+        for x, s in zip(leaves, _shardings(case, args), strict=True)
     ]
     return jax.tree.unflatten(tree, types)
 
@@ -142,6 +143,8 @@ def _difference(ours: Any, theirs: Any) -> str:
             return f"{a.dtype}{a.shape} against {b.dtype}{b.shape}"
         tolerance = 2e-2 if a.dtype == jnp.bfloat16 else 1e-3
         x, y = (np.asarray(value, np.float32) for value in (a, b))
-        if (worst := np.max(np.abs(x - y), initial=0)) > tolerance * np.max(np.abs(y), initial=1e-30):
+        if (worst := np.max(np.abs(x - y), initial=0)) > tolerance * np.max(
+            np.abs(y), initial=1e-30
+        ):
             return f"by {worst:.2g}, where the largest element is {np.max(np.abs(y)):.2g}"
     return ""

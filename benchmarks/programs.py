@@ -76,12 +76,19 @@ def title(program: str, resources: Mapping[str, Any]) -> str:
 
 def arrays(*shapes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(0)
-    return tuple((rng.normal(size=shape) / np.sqrt(shape[-1] if shape else 1)).astype(np.float32) for shape in shapes)
+    return tuple(
+        (rng.normal(size=shape) / np.sqrt(shape[-1] if shape else 1)).astype(np.float32)
+        for shape in shapes
+    )
 
 
 def sharded(fun: Callable, specs: Any, out_specs: Any) -> Callable:
     """``shard_map`` over the mesh, or the function itself on one device."""
-    return fun if specs is None else jax.shard_map(fun, mesh=make_mesh(), in_specs=specs, out_specs=out_specs)
+    return (
+        fun
+        if specs is None
+        else jax.shard_map(fun, mesh=make_mesh(), in_specs=specs, out_specs=out_specs)
+    )
 
 
 # ------------------------------------------------------------------ small programs
@@ -168,13 +175,17 @@ def linear_regression(resources):
         return w - 0.1 * lax.pmean(example_gradient(w, x, y), "batch")
 
     def by_hand(w, x, y):
-        gradient = jax.vmap(example_gradient, (None, 0, 0))(lax.pcast(w, axes, to="varying") if axes else w, x, y)
+        gradient = jax.vmap(example_gradient, (None, 0, 0))(
+            lax.pcast(w, axes, to="varying") if axes else w, x, y
+        )
         mean = gradient.mean(axis=0)
         return w - 0.1 * (lax.pmean(mean, axes) if axes else mean)
 
     return Case(
         title("regression", resources),
-        lambda: xmap(fresh(named), ([...], ["batch", ...], ["batch"]), [...], axis_resources=resources),
+        lambda: xmap(
+            fresh(named), ([...], ["batch", ...], ["batch"]), [...], axis_resources=resources
+        ),
         lambda: jax.jit(sharded(fresh(by_hand), specs, P())),
         lambda k: arrays((16 * k,), (64 * k, 16 * k), (64 * k,)),
         specs,

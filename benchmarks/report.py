@@ -123,11 +123,21 @@ def sizes_header(sizes: Sequence[int], width: int) -> str:
 def sizes_row(growth: Growth, width: int) -> str:
     """Milliseconds to trace and to plan, for each number of elements."""
     seconds = [*growth.trace, *growth.plan]
-    return _line(growth.name, [f"{1e3 * s:.1f}" for s in seconds], {str(k): 11 for k in range(len(seconds))}, width)
+    return _line(
+        growth.name,
+        [f"{1e3 * s:.1f}" for s in seconds],
+        {str(k): 11 for k in range(len(seconds))},
+        width,
+    )
 
 
-def _line(name: str, cells: Sequence[str] | Mapping[str, int], columns: Mapping[str, int], width: int) -> str:
-    padded = [cell.strip() if not wide else cell.rjust(wide) for cell, wide in zip(cells, columns.values())]
+def _line(
+    name: str, cells: Sequence[str] | Mapping[str, int], columns: Mapping[str, int], width: int
+) -> str:
+    padded = [
+        cell.strip() if not wide else cell.rjust(wide)
+        for cell, wide in zip(cells, columns.values())
+    ]
     return "  ".join([name.ljust(width), *padded]).rstrip()
 
 
@@ -191,14 +201,19 @@ def moved_verdicts(comparison: Comparison) -> Iterator[Verdict]:
         _moves_no_more(comparison),
         f"collectives {listed[0]}, by hand {listed[1]}",
     )
-    yield Verdict(name, "same results", not comparison.difference, f"results differ {comparison.difference}")
+    yield Verdict(
+        name, "same results", not comparison.difference, f"results differ {comparison.difference}"
+    )
 
 
 def scratch_verdict(comparison: Comparison) -> Verdict:
     """Whether no more scratch memory is taken, to the byte."""
     ours, theirs = comparison.ours.temporaries, comparison.theirs.temporaries
     return Verdict(
-        comparison.name, "no more scratch memory than by hand", ours <= theirs, f"temps {ours} against {theirs}"
+        comparison.name,
+        "no more scratch memory than by hand",
+        ours <= theirs,
+        f"temps {ours} against {theirs}",
     )
 
 
@@ -209,7 +224,9 @@ def loops_verdicts(name: str, group: Sequence[Comparison], falls: bool) -> Itera
     if falls:
         temporaries = [c.ours.temporaries for c in group]
         fewer = all(after < before for before, after in itertools.pairwise(temporaries))
-        yield Verdict(name, "temporaries fall with the number of chunks", fewer, f"temporaries {temporaries}")
+        yield Verdict(
+            name, "temporaries fall with the number of chunks", fewer, f"temporaries {temporaries}"
+        )
 
 
 def sizes_verdicts(growth: Growth, sizes: Sequence[int]) -> Iterator[Verdict]:
@@ -232,7 +249,9 @@ def summary(section: str, verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _at_most(name: str, goal: str, ratio: float, numbers: str) -> Verdict:
-    return Verdict(name, f"{goal} at most {GOALS[goal]:.2f} times by hand", not _misses(goal, ratio), numbers)
+    return Verdict(
+        name, f"{goal} at most {GOALS[goal]:.2f} times by hand", not _misses(goal, ratio), numbers
+    )
 
 
 def _misses(goal: str, ratio: float) -> bool:
@@ -285,7 +304,10 @@ def _sent(collective: CompiledCollective) -> int:
 
 
 def _listed(side: Statistics) -> str:
-    return ", ".join(f"{count} {what}" for what, count in sorted(side.collective_counts().items())) or "none"
+    return (
+        ", ".join(f"{count} {what}" for what, count in sorted(side.collective_counts().items()))
+        or "none"
+    )
 
 
 def passes_table(name: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
@@ -293,5 +315,8 @@ def passes_table(name: str, ours: Mapping[str, float], theirs: Mapping[str, floa
     lines = [name]
     for title, times in (("xmap_compat", ours), ("by hand", theirs)):
         lines.append(f"  {title}")
-        lines += [f"    {part:<42} {ms:8.1f} {100 * ms / times['in all']:5.0f} %" for part, ms in times.items()]
+        lines += [
+            f"    {part:<42} {ms:8.1f} {100 * ms / times['in all']:5.0f} %"
+            for part, ms in times.items()
+        ]
     return "\n".join(lines)

@@ -107,7 +107,9 @@ class Section(NamedTuple):
 
 
 SECTIONS = {
-    "programs": Section("times and compiled programs", lambda: _each_alone(programs.cases()), run_programs),
+    "programs": Section(
+        "times and compiled programs", lambda: _each_alone(programs.cases()), run_programs
+    ),
     "contractions": Section(
         "einsum with braces, xeinsum, pdot: product and gradients, each in f32, and in bf16 with f32 accumulation",
         lambda: list(contractions.groups()),

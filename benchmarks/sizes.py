@@ -46,15 +46,21 @@ def grown(case: Case, effort: Effort) -> Growth:
     """The median of the processor time, for new functions each time."""
     mesh = make_mesh()
     with Mesh(mesh.devices, mesh.axis_names):
-        traced, planned = ([_median(case, size, act, effort.traces) for size in SIZES] for act in (_trace, _plan))
+        traced, planned = (
+            [_median(case, size, act, effort.traces) for size in SIZES] for act in (_trace, _plan)
+        )
     return Growth(case.name, traced, planned)
 
 
 def _median(case, size, act, repeats):
     def fresh():
-        return xmap(lambda v: case.collective(v, size), ["i"], ["i", ...], axis_resources=case.resources)
+        return xmap(
+            lambda v: case.collective(v, size), ["i"], ["i", ...], axis_resources=case.resources
+        )
 
-    seconds = timing.cpu_seconds(lambda fun: act(fun, jax.ShapeDtypeStruct((size,), np.float32)), fresh)
+    seconds = timing.cpu_seconds(
+        lambda fun: act(fun, jax.ShapeDtypeStruct((size,), np.float32)), fresh
+    )
     return float(np.median([seconds() for _ in range(repeats)]))
 
 

@@ -25,12 +25,16 @@ class Rivals(NamedTuple):
 
     def median(self) -> tuple[float, float]:
         """The median time of ours, and the median over repetitions of the ratio ours / theirs."""
-        return statistics.median(self.ours), statistics.median(a / b for a, b in zip(self.ours, self.theirs))
+        return statistics.median(self.ours), statistics.median(
+            a / b for a, b in zip(self.ours, self.theirs)
+        )
 
 
 def fresh(fun: types.FunctionType) -> types.FunctionType:
     """A new function with the same code, for which JAX's caches hold nothing."""
-    copy = types.FunctionType(fun.__code__, fun.__globals__, fun.__name__, fun.__defaults__, fun.__closure__)
+    copy = types.FunctionType(
+        fun.__code__, fun.__globals__, fun.__name__, fun.__defaults__, fun.__closure__
+    )
     copy.__kwdefaults__ = fun.__kwdefaults__
     return copy
 
@@ -46,7 +50,9 @@ def interleave(ours: Callable[[], float], theirs: Callable[[], float], repeats: 
     return rivals
 
 
-def calls(ours: Callable, theirs: Callable, args: tuple[Any, ...], rounds: int, count: int) -> Rivals:
+def calls(
+    ours: Callable, theirs: Callable, args: tuple[Any, ...], rounds: int, count: int
+) -> Rivals:
     """The median time of ``count`` calls, each until its results are there; the two take turns at every call."""
     measures = [lambda: _call_seconds(ours, args), lambda: _call_seconds(theirs, args)]
     medians = Rivals([], [])
@@ -60,7 +66,9 @@ def calls(ours: Callable, theirs: Callable, args: tuple[Any, ...], rounds: int, 
     return medians
 
 
-def _take_turns(ours: Callable[[], float], theirs: Callable[[], float], rivals: Rivals, ours_first: bool) -> None:
+def _take_turns(
+    ours: Callable[[], float], theirs: Callable[[], float], rivals: Rivals, ours_first: bool
+) -> None:
     turns = [(ours, rivals.ours), (theirs, rivals.theirs)]
     for measure, times in turns if ours_first else reversed(turns):
         times.append(measure())

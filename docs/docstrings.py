@@ -18,7 +18,9 @@ class Examples(griffe.Extension):
         if obj.docstring:
             text = ROLE.sub(r"`\1`", inspect.cleandoc(obj.docstring.value))
             obj.docstring.value = with_blocks(text)
-        if obj.is_function and obj.overloads:  # users see these types, not those of the code below them
+        if (
+            obj.is_function and obj.overloads
+        ):  # users see these types, not those of the code below them
             first, *_ = obj.overloads
             obj.parameters, obj.returns = first.parameters, first.returns
 
@@ -35,7 +37,12 @@ def with_blocks(text: str) -> str:
                 below += 1
             own = inspect.cleandoc("\n".join(["", *lines[at:below]]))
             is_code = line.endswith("::")
-            done += ["**Example**", "", *(["```python", own, "```"] if is_code else [with_blocks(own)]), ""]
+            done += [
+                "**Example**",
+                "",
+                *(["```python", own, "```"] if is_code else [with_blocks(own)]),
+                "",
+            ]
             at = below
         elif line.startswith(">>>"):
             below = at

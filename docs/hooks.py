@@ -44,12 +44,19 @@ def on_page_markdown(markdown, page, config, files):
     # Seen from docs/, for the files that lie above it.
     folder = "" if uri in AT_THE_TOP else posixpath.join("docs", posixpath.dirname(uri))
     if uri == "errors.md":
-        page.meta["search"] = {"boost": 3}  # who pastes a message wants its section, not a page that speaks of it
+        page.meta["search"] = {
+            "boost": 3
+        }  # who pastes a message wants its section, not a page that speaks of it
         markdown = ROWS.sub(r"#### \1\n\n\2\n", TABLE.sub("", markdown))
     parts = FENCES.split(markdown)
-    parts[::2] = [LINK.sub(lambda match: _link(match, folder, uri, files), text) for text in parts[::2]]
+    parts[::2] = [
+        LINK.sub(lambda match: _link(match, folder, uri, files), text) for text in parts[::2]
+    ]
     before = ["", *parts[1::2]]
-    parts[1::2] = [_fence(text, raised=_FAILS.match(other) is not None) for other, text in zip(before, parts[1::2])]
+    parts[1::2] = [
+        _fence(text, raised=_FAILS.match(other) is not None)
+        for other, text in zip(before, parts[1::2])
+    ]
     return "".join(parts)
 
 
@@ -75,7 +82,9 @@ def _fence(block, raised):
     first, rest = block.split("\n", 1)
     language = first.strip().removeprefix("```")
     if raised:
-        rest = re.sub(r"^(.{90,})\n(?!\n|```)", r"\1 ", rest, flags=re.MULTILINE)  # as long as the page is wide
+        rest = re.sub(
+            r"^(.{90,})\n(?!\n|```)", r"\1 ", rest, flags=re.MULTILINE
+        )  # as long as the page is wide
     output = "text { .output .raised }" if raised else "text { .output }"
     shown = {"console": "console", "text": output}.get(language, language.split(" ")[0])
     title = ""

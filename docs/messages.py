@@ -33,7 +33,9 @@ def functions() -> Iterator[tuple[Path, ast.FunctionDef]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
         for node in ast.parse(text).body if re.search(r"-> \w+Error:$", text, re.MULTILINE) else ():
-            if isinstance(node, ast.FunctionDef) and getattr(node.returns, "id", "").endswith("Error"):
+            if isinstance(node, ast.FunctionDef) and getattr(node.returns, "id", "").endswith(
+                "Error"
+            ):
                 yield path, node
 
 
@@ -61,7 +63,11 @@ def message(function: ast.FunctionDef) -> tuple[str, str]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    calls = [n.value for n in ast.walk(function) if isinstance(n, ast.Return) and isinstance(n.value, ast.Call)]
+    calls = [
+        n.value
+        for n in ast.walk(function)
+        if isinstance(n, ast.Return) and isinstance(n.value, ast.Call)
+    ]
     made = calls[-1]
     if ast.unparse(made.func) == "should_be":
         parts = [text_of(part, names) for part in made.args[:2]]
@@ -81,7 +87,9 @@ def words(text: str) -> str:
     sentences = re.split(r"(?<=[\w…)\]}])[.:?] ", text)
     # A search needs words of its own, beside the values.
     enough = (
-        n for n in range(1, len(sentences)) if len(" ".join(sentences[:n]).replace("…", "").split()) >= FEWEST_WORDS
+        n
+        for n in range(1, len(sentences))
+        if len(" ".join(sentences[:n]).replace("…", "").split()) >= FEWEST_WORDS
     )
     first = ". ".join(sentences[: next(enough, None)]).split()
     return " ".join(first[:MOST_WORDS]) + (" …" if len(first) > MOST_WORDS else "")
@@ -93,7 +101,8 @@ def table() -> str:
         rows[next(folder for folder in (path, *path.parents) if folder in rows)].add(row(function))
     head = "| message | legacy's words |\n|---|---|\n"
     return "\n".join(
-        f"### {title}\n\n{head}" + "\n".join(sorted(rows[folder])) + "\n" for title, folder in ROOMS.items()
+        f"### {title}\n\n{head}" + "\n".join(sorted(rows[folder])) + "\n"
+        for title, folder in ROOMS.items()
     )
 
 

@@ -14,7 +14,9 @@ import os
 import sys
 import time
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
@@ -44,7 +46,12 @@ RUNS = {
 }
 
 # Which dimension of which array is which axis.
-PARAMS = {"w1": ["inputs", "hidden"], "b1": ["hidden"], "w2": ["hidden", "classes"], "b2": ["classes"]}
+PARAMS = {
+    "w1": ["inputs", "hidden"],
+    "b1": ["hidden"],
+    "w2": ["hidden", "classes"],
+    "b2": ["classes"],
+}
 IMAGES, LABELS = ["batch", "inputs"], ["batch"]
 
 
@@ -84,7 +91,9 @@ def init_params(inputs):
 
 def make_train_step(axis_resources):
     """SGD with momentum.  The gradient is taken from outside: the xmapped loss is a function of whole arrays."""
-    loss = xmap(named_loss, in_axes=(PARAMS, IMAGES, LABELS), out_axes={}, axis_resources=axis_resources)
+    loss = xmap(
+        named_loss, in_axes=(PARAMS, IMAGES, LABELS), out_axes={}, axis_resources=axis_resources
+    )
 
     @jax.jit
     def train_step(params, velocity, images, labels):
@@ -114,7 +123,10 @@ def train(axis_resources, steps, images, labels):
 
 def accuracy(axis_resources, params, images, labels):
     predict = xmap(
-        named_predict, in_axes=(PARAMS, IMAGES), out_axes=["batch", "classes"], axis_resources=axis_resources
+        named_predict,
+        in_axes=(PARAMS, IMAGES),
+        out_axes=["batch", "classes"],
+        axis_resources=axis_resources,
     )
     return float(np.mean(np.argmax(predict(params, images), axis=1) == labels))
 
@@ -122,7 +134,9 @@ def accuracy(axis_resources, params, images, labels):
 def show_placement(name, array):
     """Which devices hold which part of an array, and a picture of it where the package `rich` is installed."""
     spec = getattr(array.sharding, "spec", "one device")
-    print(f"  {name}{list(array.shape)}: {spec}, parts of {list(array.addressable_shards[0].data.shape)}")
+    print(
+        f"  {name}{list(array.shape)}: {spec}, parts of {list(array.addressable_shards[0].data.shape)}"
+    )
     holders = {}
     for shard in array.addressable_shards:
         bounds = [f"{k.start or 0}:{k.stop or size}" for k, size in zip(shard.index, array.shape)]
@@ -140,7 +154,9 @@ def run(title, axis_resources, steps, data):
     begin = time.perf_counter()
     params, batch = train(axis_resources, steps, images, labels)
     score = accuracy(axis_resources, params, test_images, test_labels)
-    print(f"  accuracy on {TEST} held-out digits: {score:.2%}  ({time.perf_counter() - begin:.1f} s)")
+    print(
+        f"  accuracy on {TEST} held-out digits: {score:.2%}  ({time.perf_counter() - begin:.1f} s)"
+    )
     show_placement("w1", params["w1"])
     show_placement("images", batch)
     return jax.tree.map(np.asarray, params), score
@@ -148,7 +164,9 @@ def run(title, axis_resources, steps, data):
 
 def largest_difference(trees):
     """Between the first pytree of arrays and each other one."""
-    pairs = [jax.tree.map(lambda a, b: np.max(np.abs(a - b)), trees[0], other) for other in trees[1:]]
+    pairs = [
+        jax.tree.map(lambda a, b: np.max(np.abs(a - b)), trees[0], other) for other in trees[1:]
+    ]
     return float(np.max(jax.tree.leaves(pairs)))
 
 
@@ -158,13 +176,19 @@ def main():
     steps = max(parser.parse_args().steps, 1)
     data = load_data()
     with mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
-        trained, scores = zip(*(run(title, resources, steps, data) for title, resources in RUNS.items()))
+        trained, scores = zip(
+            *(run(title, resources, steps, data) for title, resources in RUNS.items())
+        )
     difference = largest_difference(trained)
     print(f"largest difference between the parameters of the three runs: {difference:.1e}")
     if min(scores) > MIN_ACCURACY and difference <= MAX_DIFFERENCE:
-        print(f"passed: {difference:.1e} <= {MAX_DIFFERENCE}, all held-out accuracies over {MIN_ACCURACY:.0%}")
+        print(
+            f"passed: {difference:.1e} <= {MAX_DIFFERENCE}, all held-out accuracies over {MIN_ACCURACY:.0%}"
+        )
         return 0
-    print(f"FAILED: want an accuracy over {MIN_ACCURACY:.0%} and a difference of at most {MAX_DIFFERENCE}")
+    print(
+        f"FAILED: want an accuracy over {MIN_ACCURACY:.0%} and a difference of at most {MAX_DIFFERENCE}"
+    )
     return 1
 
 

@@ -13,7 +13,9 @@ import os
 import sys
 import time
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
@@ -46,13 +48,17 @@ BLOCKS = ["row", "column", ...]
 def from_previous(edge, axis, ring=False):
     """What the block before this one on an axis has for an edge; the first block gets the last's, or zeros."""
     size = lax.psum(1, axis)
-    return lax.ppermute(edge, axis, [(k, (k + 1) % size) for k in range(size if ring else size - 1)])
+    return lax.ppermute(
+        edge, axis, [(k, (k + 1) % size) for k in range(size if ring else size - 1)]
+    )
 
 
 def from_next(edge, axis, ring=False):
     """What the block after this one has; the last block gets the first's, or zeros."""
     size = lax.psum(1, axis)
-    return lax.ppermute(edge, axis, [((k + 1) % size, k) for k in range(size if ring else size - 1)])
+    return lax.ppermute(
+        edge, axis, [((k + 1) % size, k) for k in range(size if ring else size - 1)]
+    )
 
 
 def named_step(block):
@@ -76,7 +82,11 @@ def numpy_step(plate):
     """The same step on the whole plate, in float64."""
     vertical = np.pad(plate, ((1, 1), (0, 0)))
     return plate + RATE * (
-        vertical[:-2] + vertical[2:] + np.roll(plate, 1, axis=1) + np.roll(plate, -1, axis=1) - 4 * plate
+        vertical[:-2]
+        + vertical[2:]
+        + np.roll(plate, 1, axis=1)
+        + np.roll(plate, -1, axis=1)
+        - 4 * plate
     )
 
 
@@ -121,7 +131,9 @@ def main():
     expected = first_plate().astype(np.float64)
     for _ in range(steps):
         expected = numpy_step(expected)
-    print(f"NumPy: heat {first_plate().sum():.2f} at first, {expected.sum():.2f} after {steps} steps")
+    print(
+        f"NumPy: heat {first_plate().sum():.2f} at first, {expected.sum():.2f} after {steps} steps"
+    )
     differences = []
     with mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
         for title, resources in RUNS.items():
@@ -130,7 +142,9 @@ def main():
             plate, blocks = simulate(resources, steps)
             differences.append(np.abs(plate - expected).max())
             part = blocks.addressable_shards[0].data.shape
-            print(f"  on each device {part[0]} x {part[1]} blocks  ({time.perf_counter() - begin:.1f} s)")
+            print(
+                f"  on each device {part[0]} x {part[1]} blocks  ({time.perf_counter() - begin:.1f} s)"
+            )
     print(*picture(plate), sep="\n")
     print(f"largest difference from NumPy: {max(differences):.1e}")
     if max(differences) <= MAX_DIFFERENCE:

@@ -15,7 +15,9 @@ import os
 import sys
 import time
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
@@ -37,7 +39,11 @@ MAX_LOSS, MAX_DIFFERENCE = 0.2, 1e-3
 RUNS = {
     "one device": {},
     "batch over 8 devices": {"batch": ("data", "model")},
-    "batch over 2, heads and hidden units over 4": {"batch": "data", "heads": "model", "shards": "model"},
+    "batch over 2, heads and hidden units over 4": {
+        "batch": "data",
+        "heads": "model",
+        "shards": "model",
+    },
 }
 
 # Which dimension of which array is which axis; what is not named is whole in every sequence, head and shard.
@@ -147,7 +153,11 @@ def adam(params, grads, means, squares, step):
     means = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, means, grads)
     squares = jax.tree.map(lambda s, g: 0.99 * s + 0.01 * g**2, squares, grads)
     rate = LEARNING_RATE * jnp.sqrt(1 - 0.99**step) / (1 - 0.9**step)
-    return jax.tree.map(lambda p, m, s: p - rate * m / (jnp.sqrt(s) + 1e-6), params, means, squares), means, squares
+    return (
+        jax.tree.map(lambda p, m, s: p - rate * m / (jnp.sqrt(s) + 1e-6), params, means, squares),
+        means,
+        squares,
+    )
 
 
 def train(loss, steps):
@@ -162,7 +172,9 @@ def train(loss, steps):
     means = squares = jax.tree.map(np.zeros_like, params)
     losses = []
     for step in range(1, steps + 1):
-        sequences = np.random.default_rng(step).integers(DIGITS, size=(BATCH, LENGTH)).astype(np.int32)
+        sequences = (
+            np.random.default_rng(step).integers(DIGITS, size=(BATCH, LENGTH)).astype(np.int32)
+        )
         params, means, squares, value = jax.block_until_ready(
             train_step(params, means, squares, np.float32(step), sequences)
         )
@@ -183,7 +195,9 @@ def main():
         for title, resources in RUNS.items():
             print(f"{title}: axis_resources={resources}")
             begin = time.perf_counter()
-            losses, params = train(xmap(named_loss, (PARAMS, SEQUENCES), {}, axis_resources=resources), steps)
+            losses, params = train(
+                xmap(named_loss, (PARAMS, SEQUENCES), {}, axis_resources=resources), steps
+            )
             differences.append(np.abs(losses - expected).max())
             part = params["hidden_in"].addressable_shards[0].data.shape
             print(f"  hidden_in: parts of {part}  ({time.perf_counter() - begin:.1f} s)")

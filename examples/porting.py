@@ -12,7 +12,9 @@ import os
 import sys
 import time
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
@@ -31,8 +33,13 @@ MAX_DIFFERENCE = 1e-5
 
 def init_params():
     rng = np.random.default_rng(0)
-    shapes = dict.fromkeys(("query", "key", "value"), (FEATURES, HEADS, DEPTH)) | {"out": (HEADS, DEPTH, FEATURES)}
-    return {name: rng.normal(0, FEATURES**-0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+    shapes = dict.fromkeys(("query", "key", "value"), (FEATURES, HEADS, DEPTH)) | {
+        "out": (HEADS, DEPTH, FEATURES)
+    }
+    return {
+        name: rng.normal(0, FEATURES**-0.5, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
 
 
 def load_data():
@@ -80,7 +87,12 @@ STEP_1 = xmap(named_batch, in_axes=({}, ["batch", ...], ["batch", ...]), out_axe
 # ------------------------------------------------------------------ step 2: and the heads
 # One head at a time.  The sum over heads, which was hidden in "htd,hdf->tf", is said aloud: psum.
 
-HEAD_WEIGHTS = {"query": {1: "heads"}, "key": {1: "heads"}, "value": {1: "heads"}, "out": {0: "heads"}}
+HEAD_WEIGHTS = {
+    "query": {1: "heads"},
+    "key": {1: "heads"},
+    "value": {1: "heads"},
+    "out": {0: "heads"},
+}
 
 
 def named_heads(params, x, target):
@@ -180,7 +192,9 @@ def compare(title, loss, args, expected):
     found = jax.block_until_ready(jax.value_and_grad(loss)(*args))
     differences = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b))), found, expected)
     worst = max(jax.tree.leaves(differences))
-    print(f"{title:55} loss {found[0]:.6f}  difference {worst:.0e}  ({time.perf_counter() - begin:.1f} s)")
+    print(
+        f"{title:55} loss {found[0]:.6f}  difference {worst:.0e}  ({time.perf_counter() - begin:.1f} s)"
+    )
     assert worst <= MAX_DIFFERENCE, f"{title}: {differences}"
 
 
@@ -190,7 +204,9 @@ def error_in_chunks(*args):
     A looped axis cannot be reduced in the function, so that the mean is taken outside.
     """
     axes = {"batch": "x", "heads": "y", "time": SerialLoop(4)}
-    errors = xmap(named_error, in_axes=NAMED_AXES, out_axes=["batch", "time", "features"], axis_resources=axes)
+    errors = xmap(
+        named_error, in_axes=NAMED_AXES, out_axes=["batch", "time", "features"], axis_resources=axes
+    )
     return jnp.mean(errors(*args))
 
 
@@ -215,7 +231,9 @@ def main():
             compare(title, loss, twice, expected)
         compare("the same in chunks of time", error_in_chunks, twice, expected)
         resources = ASSIGNMENTS["data and tensor parallel"]
-        plan = xmap(named_loss, in_axes=NAMED_AXES, out_axes={}, axis_resources=resources).plan(*twice)
+        plan = xmap(named_loss, in_axes=NAMED_AXES, out_axes={}, axis_resources=resources).plan(
+            *twice
+        )
 
     print(f"\n{plan}\n")
     print(f"passed: every difference from the positional program <= {MAX_DIFFERENCE}")

@@ -32,7 +32,9 @@ os.environ["COLUMNS"] = "100"  # plans fit the terminal
 # flags and the versions.
 _CACHE = {"COMPILATION_CACHE_DIR": pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"}
 _CACHE |= {"PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0, "PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1}
-_CACHE |= {"COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": True}  # which programs of other processes read
+_CACHE |= {
+    "COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": True
+}  # which programs of other processes read
 for _name, _value in _CACHE.items():
     os.environ.setdefault(f"JAX_{_name}", str(_value))
 
@@ -94,10 +96,19 @@ NEEDS = {
     "test_gradients_of_sparse_products": ((0, 10, 2), "jax.grad of a jax.vmap of them fails"),
     "[remat_not_concrete]": ((0, 10), "JAX 0.9 takes concrete="),
     "test_every_name_keyword_and_option_is_looked_up": ((0, 10), "JAX 0.9 takes a_min="),
-    "test_what_the_table_calls_removed_is_gone_from_the_newest_releases": ((0, 10), "JAX 0.9 still has some of them"),
-    "installed[from jax.ad_checkpoint import checkpoint, remat": ((0, 10), "JAX 0.9 still has them"),
+    "test_what_the_table_calls_removed_is_gone_from_the_newest_releases": (
+        (0, 10),
+        "JAX 0.9 still has some of them",
+    ),
+    "installed[from jax.ad_checkpoint import checkpoint, remat": (
+        (0, 10),
+        "JAX 0.9 still has them",
+    ),
     "says[docs/architecture.md]": ((0, 10, 2), "shard_map has other parameters, which are shown"),
-    "an_example_that_runs[xmap_compat.plan]": ((0, 10, 2), "the gradient of a square is another program"),
+    "an_example_that_runs[xmap_compat.plan]": (
+        (0, 10, 2),
+        "the gradient of a square is another program",
+    ),
 }
 
 
@@ -107,12 +118,22 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         for part_of_id, (release, reason) in NEEDS.items():
             if jax.__version_info__ < release and part_of_id in item.nodeid:
-                item.add_marker(pytest.mark.skip(reason=f"needs jax {'.'.join(map(str, release))}: {reason}"))
+                item.add_marker(
+                    pytest.mark.skip(reason=f"needs jax {'.'.join(map(str, release))}: {reason}")
+                )
     # Who names a test, or the mark, means it.
-    if config.getoption("--slow") or "slow" in config.option.markexpr or any("::" in arg for arg in config.args):
+    if (
+        config.getoption("--slow")
+        or "slow" in config.option.markexpr
+        or any("::" in arg for arg in config.args)
+    ):
         return
     k, n = config.getoption("--slow-part") or (0, 0)
-    left_out = {item for item in items if item.get_closest_marker("slow") and not (n and part_of(item.nodeid, n) == k)}
+    left_out = {
+        item
+        for item in items
+        if item.get_closest_marker("slow") and not (n and part_of(item.nodeid, n) == k)
+    }
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
@@ -131,7 +152,10 @@ def pytest_runtest_call(item):
     try:
         return (yield)
     except Exception as error:
-        if "XMAP_COMPAT_PUBLIC is set" in str(error) and os.environ.get("XMAP_COMPAT_PUBLIC") == "1":
+        if (
+            "XMAP_COMPAT_PUBLIC is set" in str(error)
+            and os.environ.get("XMAP_COMPAT_PUBLIC") == "1"
+        ):
             pytest.skip("needs a part that XMAP_COMPAT_PUBLIC=1 turns off")
         raise
 
@@ -143,7 +167,11 @@ def _mark_unsampled(items):
             groups[item.nodeid.partition("[")[0]].append(item)
     for name, group in groups.items():
         (count,) = group[0].get_closest_marker("sampled").args or (None,)
-        kept = spread(len(group), count, name) if count else covering([item.callspec.params for item in group])
+        kept = (
+            spread(len(group), count, name)
+            if count
+            else covering([item.callspec.params for item in group])
+        )
         for k, item in enumerate(group):
             if k not in kept:
                 item.add_marker("slow")

@@ -62,7 +62,10 @@ def statistics_of(fun, *args):
         ("mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
         # Parts of an axis, as two releases write the same groups: the part of size 2 below another of size 2.
         ("mesh['x'=4,'y'=2] {'x':(2)2}, more={'y'}", ((0, 2), (1, 3), (4, 6), (5, 7))),
-        ("mesh['a'=2,'b'=4], device_ids=([2,2,2]T(0,2,1)) {'b':(2)2}", ((0, 2), (1, 3), (4, 6), (5, 7))),
+        (
+            "mesh['a'=2,'b'=4], device_ids=([2,2,2]T(0,2,1)) {'b':(2)2}",
+            ((0, 2), (1, 3), (4, 6), (5, 7)),
+        ),
         ("mesh['x'=4,'y'=2] {'x':(1)2}", ((0, 4), (1, 5), (2, 6), (3, 7))),
         ("mesh['x'=4,'y'=2] {'x':(2)2,'y'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
         ("mesh['x'=8] {'x':(2)2}", ((0, 2), (1, 3), (4, 6), (5, 7))),
@@ -156,9 +159,15 @@ BEFORE_JAX_0_12 = {"along inside": _ONE_BY_ONE} if jax.__version_info__ < (0, 12
 # Programs for which XLA alone takes more: by hand it does so too where a sum is broadcast before something is divided
 # by it, or without the dimensions of one element that axes leave where they fill their mesh axes.
 XLAS = {
-    **dict.fromkeys(["softmax outside", "softmax inside"], "a quotient is stored, which else is a product at each use"),
+    **dict.fromkeys(
+        ["softmax outside", "softmax inside"],
+        "a quotient is stored, which else is a product at each use",
+    ),
     "pbroadcast outside": "an operation in place, whose result gets a dimension",
-    **dict.fromkeys([f"fsdp {kind}".strip() for kind in collectives.GATHERS], "a result gets a dimension by a copy"),
+    **dict.fromkeys(
+        [f"fsdp {kind}".strip() for kind in collectives.GATHERS],
+        "a result gets a dimension by a copy",
+    ),
     **dict.fromkeys([f"sequence {kind}" for kind in ("scan", "checkpoint in scan")], "as above"),
 }
 
@@ -182,7 +191,9 @@ def test_gradients_of_collectives_move_no_more_than_by_hand(case):
 
 def test_few_programs_take_more_scratch_than_by_hand_and_none_of_them_gathers_weights_or_sequences():
     assert len(MORE_SCRATCH) <= 5
-    assert not any(word in name for name in MORE_SCRATCH for word in ("fsdp", "sequence", "scan", "checkpoint"))
+    assert not any(
+        word in name for name in MORE_SCRATCH for word in ("fsdp", "sequence", "scan", "checkpoint")
+    )
 
 
 @pytest.mark.sampled(1)
@@ -203,7 +214,9 @@ def worse(change, resources):
     name = f"matmul  {{i,k}},{{k,j}}->{{i,j}} {resources} product float32"
     (case,) = [case for case in contractions.cases() if case.name == name]
     by_hand = case.by_hand()
-    return compare(dataclasses.replace(case, named=lambda: jax.jit(functools.partial(change, by_hand))))
+    return compare(
+        dataclasses.replace(case, named=lambda: jax.jit(functools.partial(change, by_hand)))
+    )
 
 
 def two_dots(product, x, y, cotangent):
@@ -262,13 +275,31 @@ def test_the_table_of_times(capsys):
         assert all(re.fullmatch(r"\d+(\.\d+)?\*?", number) for number in numbers)
         assert collectives == "same: none"
     assert goals[0] == "programs:"
-    assert sum(bool(re.fullmatch(r"  (met   |MISSED) .*: [012] of 2", line)) for line in goals) == 11
+    assert (
+        sum(bool(re.fullmatch(r"  (met   |MISSED) .*: [012] of 2", line)) for line in goals) == 11
+    )
 
 
 def test_the_table_of_compiled_programs(capsys):
     header, (row,), goals = run_section(capsys, "contractions", "xeinsum k:x.y")
-    assert columns(header) == ["program", "dots", "flops", "bytes", "temps", "largest", "collectives"]
-    assert columns(row) == ["xeinsum k:x.y", "1 2", "1.00", "1.00", "1.00", "1.00", "same: 1 (1024 B), none"]
+    assert columns(header) == [
+        "program",
+        "dots",
+        "flops",
+        "bytes",
+        "temps",
+        "largest",
+        "collectives",
+    ]
+    assert columns(row) == [
+        "xeinsum k:x.y",
+        "1 2",
+        "1.00",
+        "1.00",
+        "1.00",
+        "1.00",
+        "same: 1 (1024 B), none",
+    ]
     assert goals[0] == "contractions:"
     assert all(re.fullmatch(r"  met    .*: 2 of 2", line) for line in goals[1:])
 
@@ -283,10 +314,14 @@ def test_the_table_of_loops(capsys):
 
 def test_the_table_of_sizes(capsys):
     header, rows, goals = run_section(capsys, "sizes", "pbroadcast")
-    assert columns(header)[1:] == [f"{what} {size}" for what in ("trace", "plan") for size in sizes.SIZES]
+    assert columns(header)[1:] == [
+        f"{what} {size}" for what in ("trace", "plan") for size in sizes.SIZES
+    ]
     assert [columns(row)[0] for row in rows] == ["pbroadcast -", "pbroadcast i:x.y"]
     assert all(float(cell) > 0 for row in rows for cell in columns(row)[1:])
-    assert len(goals) >= 3 and all(" elements take at most 24 times as long as 4096: " in goal for goal in goals[1:3])
+    assert len(goals) >= 3 and all(
+        " elements take at most 24 times as long as 4096: " in goal for goal in goals[1:3]
+    )
 
 
 def test_times_that_grow_faster_than_the_axis_are_seen():

@@ -40,17 +40,33 @@ def job(tmp_path):
     programs = tmp_path / "programs"
     programs.mkdir()
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for name, body in {"sbatch": SBATCH, "srun": SRUN, "python": f'exec {sys.executable} "$@"'}.items():
+    for name, body in {
+        "sbatch": SBATCH,
+        "srun": SRUN,
+        "python": f'exec {sys.executable} "$@"',
+    }.items():
         (programs / name).write_text(f"#!/bin/bash\n{body}\n")
         (programs / name).chmod(0o755)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "SLURM_", "XMAP_COMPAT_"))}
-    paths = {"PATH": f"{programs}:{kept['PATH']}", "PYTHONPATH": f"{ROOT}:{kept.get('PYTHONPATH', '')}"}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("JAX_", "XLA_", "SLURM_", "XMAP_COMPAT_"))
+    }
+    paths = {
+        "PATH": f"{programs}:{kept['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{kept.get('PYTHONPATH', '')}",
+    }
 
     def run(script, **variables):
         env = {**kept, **paths, "PYTHONWARNINGS": "error", **variables}
         with (tmp_path / "log").open("w") as log:
             bash = subprocess.Popen(
-                ["bash", "-e", "-c", script], cwd=tmp_path, env=env, stdout=log, stderr=log, start_new_session=True
+                ["bash", "-e", "-c", script],
+                cwd=tmp_path,
+                env=env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         try:
             code = bash.wait(LIMIT)
@@ -93,7 +109,10 @@ def train_in_numpy(steps):
 
 def assert_trained(shown, first, steps):
     """A job has shown the losses of these steps."""
-    found = [(int(step), float(loss)) for step, loss in re.findall(r"^step +(\d+)  loss (\S+)$", shown, re.MULTILINE)]
+    found = [
+        (int(step), float(loss))
+        for step, loss in re.findall(r"^step +(\d+)  loss (\S+)$", shown, re.MULTILINE)
+    ]
     expected, _ = train_in_numpy(steps)
     assert [step for step, _ in found] == list(range(first, steps))
     np.testing.assert_allclose([loss for _, loss in found], expected[first:], atol=2e-5)
@@ -127,7 +146,9 @@ def test_a_state_goes_through_four_jobs(job, tmp_path):
     jobs = [(1, "data"), (4, "tensor"), (2, "data and tensor"), (2, "tensor")]
     for k, (count, assignment) in enumerate(jobs):
         options = f'--checkpoints saved --steps {3 * k + 3} --assignment "{assignment}" --result trained.npz'
-        shown = job(f"{settings}\npython examples/cluster/launch_local.py {count} examples/cluster/train.py {options}")
+        shown = job(
+            f"{settings}\npython examples/cluster/launch_local.py {count} examples/cluster/train.py {options}"
+        )
         assert_trained(shown, 3 * k, 3 * k + 3)
         assert_saved(tmp_path, 3 * k + 3)
 
@@ -159,5 +180,11 @@ def test_the_launcher_sets_what_slurm_sets(tmp_path):
     """
     assert launcher.launch(2, ["-c", textwrap.dedent(program), str(tmp_path)]) == 0
     (names,) = {(tmp_path / str(k)).read_text() for k in range(2)}
-    for name in ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"):
+    for name in (
+        "SLURM_JOB_ID",
+        "SLURM_STEP_NODELIST",
+        "SLURM_NTASKS",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+    ):
         assert name in names

@@ -42,9 +42,20 @@ from xmap_compat import __main__ as command_line
 
 ROOT = Path(__file__).parent.parent
 LOOKED_UP = ("README.md", "migration_guide.md", "docs/errors.md")
-PAGES = sorted({path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")} - {*LOOKED_UP})
+PAGES = sorted(
+    {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")} - {*LOOKED_UP}
+)
 DOCUMENTS = (*LOOKED_UP, *PAGES)
-LANGUAGES = ("bash", "console", "python", "python legacy", "python file", "python raises", "python warns", "text")
+LANGUAGES = (
+    "bash",
+    "console",
+    "python",
+    "python legacy",
+    "python file",
+    "python raises",
+    "python warns",
+    "text",
+)
 REGENERATE = bool(os.environ.get("XMAP_COMPAT_REGENERATE"))
 ERRORS_PAGE = "docs/errors.md"
 
@@ -100,7 +111,11 @@ def read_sections(document):
 
 SECTIONS = [section for document in DOCUMENTS for section in read_sections(document)]
 WITH_CODE = [section for section in SECTIONS if any(section.pairs())]
-ERROR_SECTIONS = [section for section in SECTIONS if section.document == ERRORS_PAGE and section.title.startswith("`")]
+ERROR_SECTIONS = [
+    section
+    for section in SECTIONS
+    if section.document == ERRORS_PAGE and section.title.startswith("`")
+]
 ERROR_SECTIONS = [section for section in ERROR_SECTIONS if section in WITH_CODE]
 
 
@@ -125,26 +140,41 @@ class Comparisons(ast.NodeTransformer):
     """Has every expression with a comment ``# -> value`` compared with that value."""
 
     def __init__(self, text):
-        arrows = ((number, *line.partition("# -> ")[1:]) for number, line in enumerate(text.splitlines(), start=1))
+        arrows = (
+            (number, *line.partition("# -> ")[1:])
+            for number, line in enumerate(text.splitlines(), start=1)
+        )
         self.shown = {number: value for number, arrow, value in arrows if arrow}
 
     def visit_Expr(self, node):
         shown = self.shown.pop(node.end_lineno, None)
         if shown is None:
             return node
-        compare = ast.Call(ast.Name("compare_with_shown", ast.Load()), [node.value, ast.Constant(shown)], [])
-        return ast.fix_missing_locations(ast.copy_location(ast.Expr(ast.copy_location(compare, node)), node))
+        compare = ast.Call(
+            ast.Name("compare_with_shown", ast.Load()), [node.value, ast.Constant(shown)], []
+        )
+        return ast.fix_missing_locations(
+            ast.copy_location(ast.Expr(ast.copy_location(compare, node)), node)
+        )
 
 
 def compare_with_shown(found, shown):
-    assert any(agrees(shown, as_text(found)) for as_text in (repr, str)), f"shown: {shown}\nfound: {found!r}"
+    assert any(agrees(shown, as_text(found)) for as_text in (repr, str)), (
+        f"shown: {shown}\nfound: {found!r}"
+    )
 
 
 def show_code_to_readers_of_sources(document):
     """Have ``linecache`` take the code of a document, in its places, for the lines of that file."""
     path = ROOT / document
     lines = [""] * len(path.read_text().splitlines())
-    for block in (b for s in SECTIONS if s.document == document for b in s.blocks if b.language.startswith("python")):
+    for block in (
+        b
+        for s in SECTIONS
+        if s.document == document
+        for b in s.blocks
+        if b.language.startswith("python")
+    ):
         for number, line in enumerate(block.text.splitlines(), start=block.line - 1):
             lines[number] = line
     linecache.cache[str(path)] = (len(lines), None, [f"{line}\n" for line in lines], str(path))
@@ -167,7 +197,10 @@ class Console(code.InteractiveConsole):
     def runsource(self, source, filename="<input>", symbol="single"):
         if self.compile(source, filename, symbol) is None:
             return True
-        if any(line and not line.isspace() and not line.lstrip().startswith("#") for line in source.splitlines()):
+        if any(
+            line and not line.isspace() and not line.lstrip().startswith("#")
+            for line in source.splitlines()
+        ):
             comparisons = Comparisons(source)
             tree = comparisons.visit(ast.parse(source, mode=symbol))
             assert not comparisons.shown, f"these are no values of expressions: {comparisons.shown}"
@@ -221,7 +254,9 @@ def run_commands(text):
     }
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, shown = part.partition("\n")
-        done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, shell=True, env=env, capture_output=True, text=True, timeout=120
+        )
         found = f"{done.stdout}{done.stderr}"
         assert agrees(shown, found), f"$ {command}\n{found}"
 
@@ -251,7 +286,9 @@ def names_after(*sections):
     return names
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page in {section.document for section in WITH_CODE}])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page in {section.document for section in WITH_CODE}]
+)
 def test_the_code_of_a_page_runs_and_shows_what_it_says(page, tmp_path, monkeypatch):
     """And the pictures that it saves are those that are shown."""
     monkeypatch.chdir(tmp_path)
@@ -261,7 +298,9 @@ def test_the_code_of_a_page_runs_and_shows_what_it_says(page, tmp_path, monkeypa
             run_section(section, names)
     for drawn in sorted(tmp_path.glob("*.svg")):
         kept = ROOT / "docs" / "plans" / drawn.name
-        svg = re.sub(r"(?<=\.md):\d+", "", drawn.read_text())  # without the lines of its collectives
+        svg = re.sub(
+            r"(?<=\.md):\d+", "", drawn.read_text()
+        )  # without the lines of its collectives
         if REGENERATE:
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(svg)
@@ -269,7 +308,9 @@ def test_the_code_of_a_page_runs_and_shows_what_it_says(page, tmp_path, monkeypa
     assert "compare_with_shown" in names
 
 
-@pytest.mark.parametrize("section", [s for s in WITH_CODE if s.document in LOOKED_UP], ids=section_id)
+@pytest.mark.parametrize(
+    "section", [s for s in WITH_CODE if s.document in LOOKED_UP], ids=section_id
+)
 def test_the_code_of_a_section_runs_and_shows_what_it_says(section):
     given = names_after(*(other for other in before(section) if other != section))
     assert run_section(section, dict(given)).keys() >= given.keys()
@@ -283,7 +324,10 @@ def run_readme():
             try:
                 run_block(section, block, shown, names)
             except Exception as error:
-                assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in str(error), (block, error)
+                assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in str(error), (
+                    block,
+                    error,
+                )
                 assert type(error) is ValueError and "\n" not in str(error), (block, error)
 
 
@@ -292,7 +336,9 @@ def test_readme_on_few_devices(devices):
     flags = re.sub(r"(device_count=)\d+", rf"\g<1>{devices}", os.environ["XLA_FLAGS"])
     program = "import jax, test_docs; test_docs.run_readme(); print(jax.device_count())"
     env = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120
+    )
     assert done.stdout == f"{devices}\n", done.stderr
 
 
@@ -300,14 +346,22 @@ def test_readme_on_few_devices(devices):
 
 
 def test_every_block_says_what_it_is():
-    blocks = [(s.document, b.line, re.sub("(python file) .*", r"\1", b.language)) for s in SECTIONS for b in s.blocks]
+    blocks = [
+        (s.document, b.line, re.sub("(python file) .*", r"\1", b.language))
+        for s in SECTIONS
+        for b in s.blocks
+    ]
     unknown = [block for block in blocks if block[-1] not in LANGUAGES]
     assert unknown == []
 
 
 @pytest.mark.parametrize("section", ERROR_SECTIONS, ids=section_id)
 def test_a_heading_that_is_an_error_message_is_in_the_error_that_is_shown(section):
-    shown = [text for block, text in section.pairs() if block.language in ("python raises", "python warns")]
+    shown = [
+        text
+        for block, text in section.pairs()
+        if block.language in ("python raises", "python warns")
+    ]
     assert any(agrees(f"...{section.title.strip('` ')}...", text) for text in shown)
 
 
@@ -315,7 +369,10 @@ def test_the_table_of_messages_is_that_of_the_functions_that_make_them():
     """``python docs/messages.py`` writes it."""
     assert (ROOT / ERRORS_PAGE).read_text() == importlib.import_module("messages").page()
     known = (ROOT / ERRORS_PAGE).read_text()
-    assert "`Axes … and … are both mapped to the resource …" in known and "`… did not arrive within" in known
+    assert (
+        "`Axes … and … are both mapped to the resource …" in known
+        and "`… did not arrive within" in known
+    )
 
 
 def anchors(document):
@@ -329,13 +386,18 @@ def anchor(title):
 
 def prose(document):
     """A document without its blocks of code."""
-    return re.sub(r"^ *```.*?^ *```$", "", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(
+        r"^ *```.*?^ *```$", "", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md"])
 def test_links_between_files_lead_somewhere(document):
     links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", prose(document))
-    assert links or document in (*PAGES, "README.md")  # that of an archive has absolute ones, or none
+    assert links or document in (
+        *PAGES,
+        "README.md",
+    )  # that of an archive has absolute ones, or none
     for target, heading in links:
         path = ((ROOT / document).parent / target).resolve() if target else ROOT / document
         assert path.exists(), target
@@ -350,21 +412,33 @@ def test_the_readme_of_a_package_index_has_no_link_that_leads_nowhere(home, monk
     relative = re.findall(r"\]\((?!https?:)", readme)
     assert relative and not re.findall(r"\]\((?!https?:)", made)
     assert made.count(f"]({home}/") == (len(relative) if home else 0)
-    assert (f"]({home}/raw/main/docs/plans/one_function.svg)" in made) == ("![" in made) == (home is not None)
+    assert (
+        (f"]({home}/raw/main/docs/plans/one_function.svg)" in made)
+        == ("![" in made)
+        == (home is not None)
+    )
 
 
 def test_the_first_figure_shows_what_its_function_does():
     """Its numbers are those of the call, under the two assignments that it names."""
     texts = list(
-        ElementTree.parse(ROOT / "docs" / "plans" / "one_function.svg").iter("{http://www.w3.org/2000/svg}text")
+        ElementTree.parse(ROOT / "docs" / "plans" / "one_function.svg").iter(
+            "{http://www.w3.org/2000/svg}text"
+        )
     )
     numbers = {
-        kind: np.float32([t.text.replace("−", "-") for t in texts if t.get("class") == f"on {kind}"]).reshape(-1, 8)
+        kind: np.float32(
+            [t.text.replace("−", "-") for t in texts if t.get("class") == f"on {kind}"]
+        ).reshape(-1, 8)
         for kind in ("in", "out")
     }
     names = {"lax": jax.lax}
     exec("\n".join(t.text for t in texts if "source" in t.get("class", "")), names)
-    assignments = [eval(t.text.removeprefix("axis_resources=")) for t in texts if t.text.startswith("axis_resources=")]
+    assignments = [
+        eval(t.text.removeprefix("axis_resources="))
+        for t in texts
+        if t.text.startswith("axis_resources=")
+    ]
     batch = numbers["in"][0]
     assert (numbers["in"] == batch).all() and len(assignments) == 2
     for resources in assignments:
@@ -375,13 +449,17 @@ def test_the_first_figure_shows_what_its_function_does():
 
 
 def test_every_page_has_its_place_on_the_site():
-    shown = re.findall(r"^ *- [^#\n]*?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(f"docs/{page}" for page in shown if page not in ("migration_guide.md", "CHANGELOG.md")) == sorted(
-        {*PAGES, "docs/errors.md"}
+    shown = re.findall(
+        r"^ *- [^#\n]*?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE
     )
+    assert sorted(
+        f"docs/{page}" for page in shown if page not in ("migration_guide.md", "CHANGELOG.md")
+    ) == sorted({*PAGES, "docs/errors.md"})
 
 
-REFERENCE = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
+REFERENCE = "\n".join(
+    path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md"))
+)
 
 
 @pytest.mark.parametrize("name", xmap_compat.__all__)
@@ -391,7 +469,9 @@ def test_every_public_function_has_a_page(name):
 
 def test_the_contents_of_the_guide_are_its_headings_to_the_second_level():
     text = prose("migration_guide.md")
-    shown = re.findall(r"^(1|\d+|    -)\.? \[(.*)\]\(#(.*)\)$", text[: text.index("\n## ")], re.MULTILINE)
+    shown = re.findall(
+        r"^(1|\d+|    -)\.? \[(.*)\]\(#(.*)\)$", text[: text.index("\n## ")], re.MULTILINE
+    )
     headings = re.findall(r"^(##|###) (.*?) *$", text, re.MULTILINE)
     assert [(("##" if mark.isdigit() else "###"), title) for mark, title, _ in shown] == headings
     assert [link for *_, link in shown] == [anchor(title) for _, title in headings]
@@ -406,7 +486,9 @@ def test_the_commands_that_are_named_exist(document):
 def test_workflows_run_sessions_that_exist():
     nox = (ROOT / "noxfile.py").read_text()
     functions = {*re.findall(r"^def (\w+)\(session", nox, re.MULTILINE)}
-    pairs = {f"python {python}, jax {jax}" for python, jax in re.findall(r'\("(3\.\d+)", "(\S+)"\)', nox)}
+    pairs = {
+        f"python {python}, jax {jax}" for python, jax in re.findall(r'\("(3\.\d+)", "(\S+)"\)', nox)
+    }
     for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
         sessions = re.findall(r"^          - (\w+)(?:\((.*)\))?$", path.read_text(), re.MULTILINE)
         assert {name for name, _ in sessions} <= functions

@@ -24,7 +24,11 @@ def documented():
         found[namespace] = module
         found.update((f"{namespace}.{name}", getattr(module, name)) for name in module.__all__)
     found["xmap_compat.xmap(...).plan"] = xmapped.Planner.__call__
-    return {name: value for name, value in found.items() if list(found.values()).index(value) == [*found].index(name)}
+    return {
+        name: value
+        for name, value in found.items()
+        if list(found.values()).index(value) == [*found].index(name)
+    }
 
 
 DOCUMENTED = documented()
@@ -52,4 +56,6 @@ def test_a_public_docstring_has_an_example_that_runs(name):
 
 def test_help_begins_with_what_the_package_is():
     first, *_ = inspect.getdoc(xmap_compat).splitlines()
-    assert first == "xmap on modern JAX: named axes, and one argument that says how each is executed."
+    assert (
+        first == "xmap on modern JAX: named axes, and one argument that says how each is executed."
+    )

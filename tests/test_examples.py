@@ -21,7 +21,9 @@ def run(*arguments):
     """Python in a process of its own, which compiles as quickly as this one, and has to ask for its devices itself."""
     quickly = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
     env = {k: v for k, v in {**os.environ, "XLA_FLAGS": quickly}.items() if k != "JAX_PLATFORMS"}
-    return subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        [sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=240
+    )
 
 
 def run_example(name, *options):
@@ -96,11 +98,18 @@ def numpy_loss_and_gradient(params, images, labels):
     d_logits[rows, labels] -= 1
     d_logits /= len(labels)
     d_before = d_logits @ w2.T * (before > 0)
-    gradient = {"w1": images.T @ d_before, "b1": d_before.sum(0), "w2": hidden.T @ d_logits, "b2": d_logits.sum(0)}
+    gradient = {
+        "w1": images.T @ d_before,
+        "b1": d_before.sum(0),
+        "w2": hidden.T @ d_logits,
+        "b2": d_logits.sum(0),
+    }
     return loss, gradient
 
 
-@pytest.mark.parametrize("run", ["one device", "batch over 8 devices", "batch over 4, hidden over 2"])
+@pytest.mark.parametrize(
+    "run", ["one device", "batch over 8 devices", "batch over 4, hidden over 2"]
+)
 def test_digits_train_step_equals_backpropagation_by_hand(digits, run, mesh42):
     images, labels, *_ = digits.load_data()
     images, labels = images[:16], labels[:16]
@@ -124,7 +133,11 @@ def losses_of(run):
 def test_megatron_block_has_the_losses_of_plain_jax():
     done = run_example("megatron", "--steps", "30")
     assert done.returncode == 0, done.stdout + done.stderr
-    plain, *runs = [losses_of(run) for run in re.split("^(?! )", done.stdout, flags=re.MULTILINE) if "step" in run]
+    plain, *runs = [
+        losses_of(run)
+        for run in re.split("^(?! )", done.stdout, flags=re.MULTILINE)
+        if "step" in run
+    ]
     assert len(plain) > 3 and plain[-1] < 0.1
     assert len(runs) == 3
     for losses in runs:
@@ -169,7 +182,9 @@ def test_a_wave_decays_on_the_plate_as_the_stencil_says(resources, load_example,
     height, width = halo.HEIGHT, halo.WIDTH
     rows = np.sin(np.pi * np.arange(1, height + 1) / (height + 1))
     wave = np.outer(rows, np.cos(2 * np.pi * np.arange(width) / width)).astype(np.float32)
-    factor = 1 - 4 * halo.RATE * (np.sin(np.pi / (2 * (height + 1))) ** 2 + np.sin(np.pi / width) ** 2)
+    factor = 1 - 4 * halo.RATE * (
+        np.sin(np.pi / (2 * (height + 1))) ** 2 + np.sin(np.pi / width) ** 2
+    )
     step = xmap_compat.xmap(halo.named_step, halo.BLOCKS, halo.BLOCKS, axis_resources=resources)
     with mesh42:
         np.testing.assert_allclose(halo.join(step(halo.cut(wave))), factor * wave, atol=1e-6)
@@ -181,7 +196,9 @@ def attention_by_numpy(params, x, target):
     for sequence, wanted in zip(np.float64(x), np.float64(target)):
         out = np.zeros_like(wanted)
         for head in range(params["query"].shape[1]):
-            query, key, value = (sequence @ params[name][:, head] for name in ("query", "key", "value"))
+            query, key, value = (
+                sequence @ params[name][:, head] for name in ("query", "key", "value")
+            )
             for now in range(len(sequence)):
                 scores = np.exp(key[: now + 1] @ query[now] / np.sqrt(len(query[now])))
                 out[now] += scores / scores.sum() @ value[: now + 1] @ params["out"][head]

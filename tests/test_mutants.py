@@ -1,23 +1,13 @@
-"""The edits that tests must find (mutants.py) follow the code: each applies, to one place, and leaves Python."""
+"""The edits that tests must find (mutants.py): each names tests that exist, and few survive."""
 
-import ast
-
-import pytest
-from mutants import MOST_SURVIVORS, MUTANTS, ROOT, chosen, home_of, modules_of
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=range(len(MUTANTS)))
-def test_every_edit_applies(mutant):
-    homes = home_of(mutant.old)
-    assert len(homes) == 1, f"{mutant.old!r} is {len(homes)} times in the package: follow the code in tests/mutants.py"
-    text = homes[0].read_text(encoding="utf-8").replace(mutant.old, mutant.new)
-    ast.parse(text)
-    assert mutant.old != mutant.new
+from mutants import MOST_SURVIVORS, MUTANTS, ROOT, chosen, modules_of
 
 
 def test_every_edit_has_tests():
     for mutant in MUTANTS:
-        assert all((ROOT / test.partition("::")[0]).is_file() for test in modules_of(mutant)), mutant
+        assert all((ROOT / test.partition("::")[0]).is_file() for test in modules_of(mutant)), (
+            mutant
+        )
 
 
 def test_the_edits_are_many_and_survivors_have_reasons():

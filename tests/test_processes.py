@@ -66,7 +66,9 @@ def run_processes(count, devices, folder, *what):
     try:
         for k in range(count):
             with logs[k].open("w") as log:
-                started = subprocess.Popen([*command, str(k), str(paths[k]), *what], env=env, stdout=log, stderr=log)
+                started = subprocess.Popen(
+                    [*command, str(k), str(paths[k]), *what], env=env, stdout=log, stderr=log
+                )
             processes.append(started)
         wait_for_all(processes, dying)
     finally:
@@ -95,7 +97,9 @@ def wait_for_all(processes, dying):
 
 def assert_all_succeeded(ended):
     codes = [e.code for e in ended]
-    assert codes == [0] * len(ended), "\n".join(f"process {k}: {e.log[-3000:]}" for k, e in enumerate(ended))
+    assert codes == [0] * len(ended), "\n".join(
+        f"process {k}: {e.log[-3000:]}" for k, e in enumerate(ended)
+    )
 
 
 def assert_all_ended(ended, lost):
@@ -103,8 +107,12 @@ def assert_all_ended(ended, lost):
     assert ended[lost].code == process_faults.DIED, ended[lost].log[-3000:]
     for k, process in enumerate(ended):
         if k != lost:
-            assert process.code not in (0, -signal.SIGKILL), f"process {k} went on: {process.log[-3000:]}"
-            assert re.search(r"another task died|Connection (reset|closed) by peer|heartbeat", process.log), process.log
+            assert process.code not in (0, -signal.SIGKILL), (
+                f"process {k} went on: {process.log[-3000:]}"
+            )
+            assert re.search(
+                r"another task died|Connection (reset|closed) by peer|heartbeat", process.log
+            ), process.log
 
 
 def is_shards(node):
@@ -135,10 +143,15 @@ def assert_programs(wrote, devices, quickly):
         parts = [jax.tree.leaves(w[where, name], is_leaf=is_shards) for w in wrote]
         expected = jax.tree.leaves_with_path(PROGRAMS[name][1]())
         for (path, leaf), *of_processes in zip(expected, *parts, strict=True):
-            assert_parts_of(leaf, of_processes, devices, f"{name}{jax.tree_util.keystr(path)}, {where}")
+            assert_parts_of(
+                leaf, of_processes, devices, f"{name}{jax.tree_util.keystr(path)}, {where}"
+            )
     for where in grids(4):
         (plan,) = {w[where, "plan"] for w in wrote}
-        assert plan.startswith("plan of named_loss: mesh x: ") and f"({len(wrote) * devices} cpu devices)" in plan
+        assert (
+            plan.startswith("plan of named_loss: mesh x: ")
+            and f"({len(wrote) * devices} cpu devices)" in plan
+        )
 
 
 # What every process says of a fault, where the last is numbered N.
@@ -178,11 +191,18 @@ TOO_LATE = ["late", "no_resources_for_arguments_of_its_own", "too_late_under_an_
 def assert_faults(reports):
     """How each fault ended in each process; ``reports`` are those of process 0, 1, ..."""
     last = len(reports) - 1
-    assert reports[0].keys() == {*DIFFERENCES, *RESULTS, *TOO_LATE, "switched_off"} == {*process_faults.FAULTS}
+    assert (
+        reports[0].keys()
+        == {*DIFFERENCES, *RESULTS, *TOO_LATE, "switched_off"}
+        == {*process_faults.FAULTS}
+    )
     for name, text in DIFFERENCES.items():
         for report in (of_process[name] for of_process in reports):
             pattern = f"The processes of this mesh call different programs: {text.replace('N', str(last), 1)}*"
-            assert fnmatch.fnmatchcase(report.error, pattern.replace("[", "[[]")), (name, report.error)
+            assert fnmatch.fnmatchcase(report.error, pattern.replace("[", "[[]")), (
+                name,
+                report.error,
+            )
             assert report.seconds < process_faults.TIMEOUT / 2, name
     for name, expected in RESULTS.items():
         for report in (of_process[name] for of_process in reports):
@@ -194,7 +214,9 @@ def assert_faults(reports):
             seconds = f"{len(reports) / 2:g}"
             text = f"Process {last} did not arrive within {seconds} s: the others wait at process_faults.py:*. *"
             assert fnmatch.fnmatchcase(report.error, text), (name, report.error)
-            assert ("This process arrived later, at process_faults.py:" in report.error) == (process == last)
+            assert ("This process arrived later, at process_faults.py:" in report.error) == (
+                process == last
+            )
     assert [bool(report["switched_off"].error) for report in reports] == [False] * len(reports)
     assert_warnings(reports)
 
@@ -253,7 +275,10 @@ def test_on_one_process_the_part_is_the_whole(in_axes, resources, expected, make
     whole = np.arange(64.0, dtype=np.float32).reshape(8, 8)
     with mesh42:
         in_scope = global_array(make(whole), in_axes, resources)
-    given = [global_array(make(whole), in_axes, resources, mesh=m) for m in (mesh42, mesh42.physical_mesh)]
+    given = [
+        global_array(make(whole), in_axes, resources, mesh=m)
+        for m in (mesh42, mesh42.physical_mesh)
+    ]
     placed = jax.device_put(whole, NamedSharding(mesh42.physical_mesh, expected))
     for array in [in_scope, *given]:
         assert array.sharding == placed.sharding
@@ -264,7 +289,11 @@ def test_on_one_process_the_part_is_the_whole(in_axes, resources, expected, make
 def test_a_tree_with_a_prefix_of_specs(mesh42):
     tree = {"w": np.ones((8, 2)), "b": np.ones(8), "step": 3}
     made = global_array(tree, {"w": ["i", ...], "b": ["i"], "step": {}}, {"i": "x"}, mesh=mesh42)
-    assert {name: array.sharding.spec for name, array in made.items()} == {"w": P("x"), "b": P("x"), "step": P()}
+    assert {name: array.sharding.spec for name, array in made.items()} == {
+        "w": P("x"),
+        "b": P("x"),
+        "step": P(),
+    }
     assert {name: array.tolist() for name, array in made.items()} == {
         k: np.asarray(v).tolist() for k, v in tree.items()
     }
@@ -279,7 +308,13 @@ def test_without_a_mesh_arrays_stay_with_the_process():
 # name: (local, in_axes, axis_resources, axis_sizes, message)
 REFUSED = {
     "no such resource": (X, ROWS, {"i": "z"}, None, r"The missing resources are: \{'z'\}"),
-    "repeated resource": (X, ROWS, {"i": ("x", "x")}, None, "must be a tuple of distinct resources"),
+    "repeated resource": (
+        X,
+        ROWS,
+        {"i": ("x", "x")},
+        None,
+        "must be a tuple of distinct resources",
+    ),
     "size and resources": (X[:6], ROWS, {"i": ("x", "y")}, None, r"axis i \(6\) is not divisible"),
     "size and loop": (X, ROWS, {"i": ("x", SerialLoop(3))}, None, r"axis i \(8\) is not divisible"),
     "rank": (
@@ -297,18 +332,28 @@ REFUSED = {
         r"^local is a tuple of length 2, but in_axes has a tuple of length 1 for it. "
         r"Give both the same structure, or one specification for all of it. The in_axes here: \(\['i', ...\],\)",
     ),
-    "two arrays": ((X, X[:4]), ROWS, {"i": "x"}, None, "The size of axis i was previously inferred to be 8"),
+    "two arrays": (
+        (X, X[:4]),
+        ROWS,
+        {"i": "x"},
+        None,
+        "The size of axis i was previously inferred to be 8",
+    ),
     "another size given": (X, ROWS, {"i": "x"}, {"i": 16}, "global_shape"),
 }
 
 
-@pytest.mark.parametrize(("local", "in_axes", "resources", "sizes", "message"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(
+    ("local", "in_axes", "resources", "sizes", "message"), REFUSED.values(), ids=REFUSED.keys()
+)
 def test_what_is_refused(local, in_axes, resources, sizes, message, mesh42):
     with mesh42, pytest.raises(ValueError, match=message):
         global_array(local, in_axes, resources, axis_sizes=sizes)
 
 
-@pytest.mark.parametrize("mesh", ["x", jax.sharding.AbstractMesh((4,), ("x",)), 8], ids=["name", "abstract", "number"])
+@pytest.mark.parametrize(
+    "mesh", ["x", jax.sharding.AbstractMesh((4,), ("x",)), 8], ids=["name", "abstract", "number"]
+)
 def test_a_mesh_without_devices_is_refused(mesh):
     with pytest.raises(TypeError, match="The mesh of global_array should be a Mesh"):
         global_array(X, ROWS, {"i": "x"}, mesh=mesh)
@@ -316,5 +361,8 @@ def test_a_mesh_without_devices_is_refused(mesh):
 
 def test_a_process_without_devices_on_the_mesh_has_no_part(mesh42, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 5)
-    with mesh42, pytest.raises(ValueError, match=r"Process 5 has no device on the mesh \(x: 4, y: 2\)"):
+    with (
+        mesh42,
+        pytest.raises(ValueError, match=r"Process 5 has no device on the mesh \(x: 4, y: 2\)"),
+    ):
         global_array(X, ROWS, {"i": "x"})

@@ -19,13 +19,22 @@ def test_a_covering_sample_has_every_value_of_every_parameter():
 @pytest.mark.parametrize(("length", "count"), [(7, 3), (5, 2), (2, 3), (1, 1)])
 def test_numbers_are_spread(length, count):
     samples = [sorted(spread(length, count, name)) for name in "abcdefghijklmnop"]
-    assert all(len(sample) == min(length, count) and set(sample) <= set(range(length)) for sample in samples)
+    assert all(
+        len(sample) == min(length, count) and set(sample) <= set(range(length))
+        for sample in samples
+    )
     assert set(itertools.chain.from_iterable(samples)) == set(range(length))
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("3/8", (3, 8)), ("11/8", (3, 8)), ("9a5e62e/8", (6, 8)), ("00000010/8", (0, 8)), ("0/1", (0, 1))],
+    [
+        ("3/8", (3, 8)),
+        ("11/8", (3, 8)),
+        ("9a5e62e/8", (6, 8)),
+        ("00000010/8", (0, 8)),
+        ("0/1", (0, 1)),
+    ],
 )
 def test_a_part_is_a_number_or_a_commit(text, expected):
     assert part(text) == expected
@@ -38,6 +47,8 @@ def test_other_parts_are_refused(text):
 
 
 def test_parts_are_of_about_one_size():
-    counts = collections.Counter(part_of(f"tests/test_some.py::test_this[{k}]", 8) for k in range(4000))
+    counts = collections.Counter(
+        part_of(f"tests/test_some.py::test_this[{k}]", 8) for k in range(4000)
+    )
     assert sorted(counts) == list(range(8))
     assert min(counts.values()) > 400

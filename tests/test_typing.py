@@ -29,16 +29,25 @@ def test_the_lint_checks_its_types():
     setup.read(ROOT / "setup.cfg")
     pyright = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
     assert "tests/typed" in setup["mypy"]["files"] and pyright["include"] == ["tests/typed"]
-    assert setup["mypy-user_program"]["warn_unused_ignores"] == "True" and pyright["reportUnnecessaryTypeIgnoreComment"]
+    assert (
+        setup["mypy-user_program"]["warn_unused_ignores"] == "True"
+        and pyright["reportUnnecessaryTypeIgnoreComment"]
+    )
     lint = (ROOT / "noxfile.py").read_text().partition("def lint(")[2]
     assert 'session.run("mypy")' in lint and 'session.run("pyright")' in lint
-    assert "session.chdir(program.parent)" in lint  # and from elsewhere, where only the installed package can be found
+    assert (
+        "session.chdir(program.parent)" in lint
+    )  # and from elsewhere, where only the installed package can be found
     assert (Path(xmap_compat.__file__).parent / "py.typed").exists()
 
 
 def test_an_xmapped_function_has_what_its_type_promises():
     f = xmap(lambda x: x, ["i"], ["i"])
-    promised = {name for name in vars(Xmapped) if not name.startswith("_")} | {"__call__", "__get__", "__wrapped__"}
+    promised = {name for name in vars(Xmapped) if not name.startswith("_")} | {
+        "__call__",
+        "__get__",
+        "__wrapped__",
+    }
     assert promised > {"plan", "lower", "trace"}
     assert [name for name in promised if not hasattr(f, name)] == []
 
@@ -62,6 +71,7 @@ def test_a_decorator_without_specs_is_refused(given):
     missing = " and ".join(name for name in ("in_axes", "out_axes") if name not in given)
     for wanting in (lambda: xmap(**given), lambda: xmap(len, **given)):
         with pytest.raises(
-            TypeError, match=rf"^xmap\(\) is missing {missing}, which .* @xmap\(in_axes=\['batch', ...\], out_axes="
+            TypeError,
+            match=rf"^xmap\(\) is missing {missing}, which .* @xmap\(in_axes=\['batch', ...\], out_axes=",
         ):
             wanting()

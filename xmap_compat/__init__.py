@@ -8,11 +8,12 @@
 [-2.0, -1.0, 3.0]
 
 Begin with ``help(xmap_compat.xmap)``.  ``Mesh`` and ``serial_loop`` make resources; ``lax``,
-``numpy`` and ``random`` have functions of named axes; ``testing`` checks that ``axis_resources`` change no result of
-your program; ``install`` gives unmodified programs ``jax.experimental.maps`` back.
+``numpy`` and ``random`` have functions of named axes; ``testing`` checks that ``axis_resources``
+change no result of your program; ``install`` gives unmodified programs ``jax.experimental.maps``
+back.
 
-Nothing is imported before it is used, so that a program under ``python -m xmap_compat`` or ``install()`` can
-still set the environment variables that JAX reads at its own import.
+Nothing is imported before it is used, so that a program under ``python -m xmap_compat`` or
+``install()`` can still set the environment variables that JAX reads at its own import.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 # Jupyter looks for these; users do not call them.
 _HOOKS = {"load_ipython_extension": "jupyter", "unload_ipython_extension": "jupyter"}
 
-__all__ = sorted(_HOMES)  # without modules: `import *` must not replace other modules named numpy and random
+__all__ = sorted(
+    _HOMES
+)  # without modules: `import *` must not replace other modules named numpy and random
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name as ours
@@ -80,11 +83,15 @@ if not TYPE_CHECKING:  # type checkers would accept any name as ours
         home = {**_HOMES, **_HOOKS}.get(name)
         if home is None:
             raise AttributeError(
-                f"module 'xmap_compat' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+                f"module 'xmap_compat' has no attribute {name!r}",
+                name=name,
+                obj=sys.modules[__name__],
             )
         try:
             module = importlib.import_module(f"xmap_compat.{home}")
-        except AttributeError as error:  # `from xmap_compat import xmap` would say that there is no xmap
+        except (
+            AttributeError
+        ) as error:  # `from xmap_compat import xmap` would say that there is no xmap
             raise ImportError(f"xmap_compat cannot be imported with this JAX: {error}") from error
         return getattr(module, name)
 

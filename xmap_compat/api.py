@@ -70,27 +70,32 @@ def xmap(
 ) -> Any:
     """Vectorize a function over named axes of its arguments, or distribute it over a mesh, or both.
 
-    Inside ``fun`` the dimensions that ``in_axes`` names are gone from ``x.shape``: they are named axes,
-    over which every operation is vectorized, and which collectives (``lax.psum(x, 'i')``) and reductions
-    (``jnp.sum(x, axis='i')``) address by name.  ``out_axes`` says where they appear in the results.
-    ``axis_resources`` says how each axis is executed, and never what is computed.
+    Inside ``fun`` the dimensions that ``in_axes`` names are gone from ``x.shape``: they are named
+    axes, over which every operation is vectorized, and which collectives (``lax.psum(x, 'i')``) and
+    reductions (``jnp.sum(x, axis='i')``) address by name.  ``out_axes`` says where they appear in
+    the results. ``axis_resources`` says how each axis is executed, and never what is computed.
 
     Args:
-      fun: a function of positional arguments: arrays, scalars, or pytrees of them.  Without it, ``xmap(...)`` is a
+      fun: a function of positional arguments: arrays, scalars, or pytrees of them.  Without it,
+        ``xmap(...)`` is a
         decorator: ``@xmap(in_axes=..., out_axes=...)``.
-      in_axes: for each argument, which dimensions are named: a dictionary ``{position: name}``, or a list of names for
-        the leading dimensions ending in ``...`` (without it, the list also asserts the rank; None leaves a dimension
-        positional).  A pytree prefix of the arguments, or one such specification for all of them.
-      out_axes: the same for the results.  A result that does not vary over a name is broadcast along it.
+      in_axes: for each argument, which dimensions are named: a dictionary ``{position: name}``, or
+        a list of names for the leading dimensions ending in ``...`` (without it, the list also
+        asserts the rank; None leaves a dimension positional).  A pytree prefix of the arguments, or
+        one such specification for all of them.
+      out_axes: the same for the results.  A result that does not vary over a name is broadcast
+      along it.
       axis_sizes: sizes of axes that appear in no argument; sizes of other axes are checked.
       axis_resources: for each axis, mesh axes of the mesh in scope at the call and then loops
-        (:class:`SerialLoop`, or a name from :func:`serial_loop`).  Axes without resources are vectorized.
+        (:class:`SerialLoop`, or a name from :func:`serial_loop`).  Axes without resources are
+        vectorized.
       donate_argnums: arguments whose buffers may be reused for the results.
       backend: where to run without a mesh: ``'cpu'``, ``'gpu'`` or ``'tpu'``.
 
     Returns:
-      A jitted function of positional arrays, with ``jax.jit``'s attributes (``.lower``, ``.trace``, ...), and
-      ``.plan(*args)``, which says how a call would be executed: see :mod:`xmap_compat.tools.plan`.
+      A jitted function of positional arrays, with ``jax.jit``'s attributes (``.lower``, ``.trace``,
+      ...), and ``.plan(*args)``, which says how a call would be executed: see
+      :mod:`xmap_compat.tools.plan`.
 
     Raises:
       TypeError, ValueError: malformed arguments, here or at the call; see the migration guide.
@@ -123,14 +128,20 @@ def xmap(
     """
     if unknown:
         raise errors.unknown_keywords(unknown)
-    missing = [name for name, spec in (("in_axes", in_axes), ("out_axes", out_axes)) if spec is NOT_GIVEN]
+    missing = [
+        name for name, spec in (("in_axes", in_axes), ("out_axes", out_axes)) if spec is NOT_GIVEN
+    ]
     if missing and (fun is NOT_GIVEN or callable(fun)):
         raise errors.missing_specs(missing)
     if missing:
         raise _not_callable(fun)
 
     options = (in_axes, out_axes, axis_sizes, axis_resources, donate_argnums, backend)
-    return _jax.api_boundary(lambda fun: make(fun, *options)) if fun is NOT_GIVEN else make(fun, *options)
+    return (
+        _jax.api_boundary(lambda fun: make(fun, *options))
+        if fun is NOT_GIVEN
+        else make(fun, *options)
+    )
 
 
 def _not_callable(fun):
@@ -148,13 +159,17 @@ def make(
     backend: str | None = None,
     undeclared: bool = False,
 ) -> Any:
-    """Implements :func:`xmap`; ``undeclared`` is for unmodified programs: see :mod:`xmap_compat.core.undeclared`."""
+    """Implements :func:`xmap`; ``undeclared`` is for unmodified programs: see
+    :mod:`xmap_compat.core.undeclared`.
+    """
     if not callable(fun):
         raise _not_callable(fun)
     _check_backend(backend)
     declared = declare(fun, in_axes, out_axes, axis_sizes, axis_resources, backend, undeclared)
     made = _jit(declared, _positions(donate_argnums))
-    return functools.reduce(lambda function, watcher: watcher.constructed(function), watch.watchers(), made)
+    return functools.reduce(
+        lambda function, watcher: watcher.constructed(function), watch.watchers(), made
+    )
 
 
 def with_resources(declared: calls.Declaration, axis_resources: Mapping[AxisName, Any]) -> Any:
@@ -178,15 +193,21 @@ def _check_backend(backend: str | None) -> None:
     if backend is None:
         return
     if not isinstance(backend, str):
-        raise core_errors.should_be("backend", "None or the name of a platform, such as 'cpu'", backend)
+        raise core_errors.should_be(
+            "backend", "None or the name of a platform, such as 'cpu'", backend
+        )
     try:
         jax.devices(backend)
     except RuntimeError:
-        raise errors.unknown_backend(backend, sorted({d.platform for d in jax.devices()} | {"cpu"})) from None
+        raise errors.unknown_backend(
+            backend, sorted({d.platform for d in jax.devices()} | {"cpu"})
+        ) from None
 
 
 def _jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
-    """The jitted function.  Equal declarations of one function share it, so that a new xmap hits jit's cache."""
+    """The jitted function.  Equal declarations of one function share it, so that a new xmap hits
+    jit's cache.
+    """
     key = (declared.key(), donated)
     jitted = _jitted_of(declared.fun)
     if key not in jitted:
@@ -195,9 +216,11 @@ def _jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
 
 
 def _jitted_of(fun: Callable[..., Any]) -> dict[Any, Any]:
-    """The xmapped functions of a Python function, which are kept on the function itself and freed with it.
+    """The xmapped functions of a Python function, which are kept on the function itself and freed
+    with it.
 
-    The function is kept beside them, because ``functools.wraps`` copies attributes to other functions.
+    The function is kept beside them, because ``functools.wraps`` copies attributes to other
+    functions.
     """
     if not isinstance(fun, types.FunctionType):
         return {}
@@ -235,7 +258,9 @@ class _XmappedCall:
         except FloatingPointError as error:
             # JAX's message names a primitive or nothing.
             kind = "inf" if "(inf)" in str(error) else "nan"
-            error.args = (f"invalid value ({kind}) encountered in xmap({self.declared.name}): {error}",)
+            error.args = (
+                f"invalid value ({kind}) encountered in xmap({self.declared.name}): {error}",
+            )
             raise
 
 
@@ -249,9 +274,18 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         return call.trace(*args, **kwargs)
 
     # With a mesh, the call runs on its devices, and checks them against the backend.
-    on_mesh = any(not isinstance(r, SerialLoop) for resources in declared.resources.values() for r in resources)
+    on_mesh = any(
+        not isinstance(r, SerialLoop)
+        for resources in declared.resources.values()
+        for r in resources
+    )
     # jit drops unused arguments without freeing them, which donation promises.
-    jitted = _jax.jit(xmapped, None if on_mesh else declared.backend, donate_argnums=donated, keep_unused=bool(donated))
+    jitted = _jax.jit(
+        xmapped,
+        None if on_mesh else declared.backend,
+        donate_argnums=donated,
+        keep_unused=bool(donated),
+    )
     jitted = _jax.recovering(jitted, recover, call.compared.calling, core_errors.check_from_outside)
     jitted.__wrapped__ = declared.fun
     jitted.plan = Planner(declared)
@@ -274,7 +308,9 @@ def declare(
     backend: str | None = None,
     undeclared: bool = False,
 ) -> calls.Declaration:
-    """The arguments that the user gave to :func:`xmap`, parsed; it raises the errors of :func:`xmap`."""
+    """The arguments that the user gave to :func:`xmap`, parsed; it raises the errors of
+    :func:`xmap`.
+    """
     if isinstance(in_axes, list) and not is_spec(in_axes):
         in_axes = tuple(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:
@@ -288,5 +324,15 @@ def declare(
         raise errors.names_missing_from_inputs(missing, names)
     resources = known_axes(parse_axis_resources(axis_resources), names, undeclared)
     return calls.Declaration(
-        fun, name_of(fun), in_specs, out_specs, in_axes, out_axes, sizes, resources, tuple(names), backend, undeclared
+        fun,
+        name_of(fun),
+        in_specs,
+        out_specs,
+        in_axes,
+        out_axes,
+        sizes,
+        resources,
+        tuple(names),
+        backend,
+        undeclared,
     )

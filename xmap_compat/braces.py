@@ -1,7 +1,8 @@
 """``einsum`` with named axes in braces: ``'n{b,k},{k,m}->n{b,m}'``.
 
-Letters are positional dimensions as in NumPy; a name in braces is a named axis.  Names that the inputs
-mention and the output does not are contracted.  Axes that the spec does not mention broadcast, as always.
+Letters are positional dimensions as in NumPy; a name in braces is a named axis.  Names that the
+inputs mention and the output does not are contracted.  Axes that the spec does not mention
+broadcast, as always.
 """
 
 from __future__ import annotations
@@ -38,27 +39,31 @@ def einsum(
     preferred_element_type: Any = None,
     optimize: Any = "auto",
 ) -> jax.Array:
-    """Contract any number of arrays over positional dimensions (letters) and named axes (in braces).
+    """Contract any number of arrays over positional dimensions (letters) and named axes (in
+    braces).
 
-    On a mesh each device contracts its blocks in pairs, along a path that is good for these sizes.  Then there is
-    one all-reduce of the result.
+    On a mesh each device contracts its blocks in pairs, along a path that is good for these sizes.
+    Then there is one all-reduce of the result.
 
     Args:
-      spec: ``'n{b,k},{k,m}->n{b,m}'``: for each operand its positional dimensions, one letter each (``...``
-        stands for leading ones), and in braces named axes, in any order.  Without ``->`` the output has what
-        appears once, as in NumPy.
+      spec: ``'n{b,k},{k,m}->n{b,m}'``: for each operand its positional dimensions, one letter each
+        (``...`` stands for leading ones), and in braces named axes, in any order.  Without ``->``
+        the output has what appears once, as in NumPy.
       operands: arrays, one for each part of ``spec``.
       precision: as in ``jax.numpy.einsum``.
-      preferred_element_type: dtype of the result, and of sums unless the operands' is wider (then rounded once).
+      preferred_element_type: dtype of the result, and of sums unless the operands' is wider (then
+      rounded once).
       optimize: the strategy by which ``opt_einsum`` looks for a path of pairwise contractions.
 
     Returns:
-      An array whose positional dimensions are the output's letters.  It varies over the output's names,
-      and over axes of the operands that the spec does not mention.
+      An array whose positional dimensions are the output's letters.  It varies over the output's
+      names, and over axes of the operands that the spec does not mention.
 
     Raises:
-      ValueError: a malformed spec (with a caret under the character), or operands that do not fit it.
-      TypeError: an operand varies over an axis that the spec names for another operand, but not for this one.
+      ValueError: a malformed spec (with a caret under the character), or operands that do not fit
+      it.
+      TypeError: an operand varies over an axis that the spec names for another operand, but not for
+      this one.
       NameError: a name is not in scope.
 
     Example:
@@ -69,8 +74,8 @@ def einsum(
       >>> layer(np.array([[1, 2], [3, 4]]), np.array([[1, 1], [0, 1]])).tolist()
       [[4, 6], [3, 4]]
 
-    Source: ``jax.numpy.einsum`` with braces and ``jax.lax.xeinsum`` (until 0.4.21 and 0.4.30), which
-    took two operands and left a skipped axis undefined.
+    Source: ``jax.numpy.einsum`` with braces and ``jax.lax.xeinsum`` (until 0.4.21 and 0.4.30),
+    which took two operands and left a skipped axis undefined.
     """
     parsed = parse(spec)
     if len(operands) != len(parsed.inputs):
@@ -88,7 +93,11 @@ def einsum(
         "optimize": optimize,
     }
     result = _contract(spec, terms, output, options)
-    return result if preferred_element_type is None else lax.convert_element_type(result, preferred_element_type)
+    return (
+        result
+        if preferred_element_type is None
+        else lax.convert_element_type(result, preferred_element_type)
+    )
 
 
 @_jax.api_boundary
@@ -108,7 +117,9 @@ def xeinsum(spec: str, *operands: jax.typing.ArrayLike) -> jax.Array:
 
 
 class _LabeledArray(NamedTuple):
-    """An array with labels for its positional dimensions and the named axes that it takes part in."""
+    """An array with labels for its positional dimensions and the named axes that it takes part
+    in.
+    """
 
     data: Any
     letters: tuple[Any, ...]
@@ -128,10 +139,15 @@ def _operand(parsed, index, data):
 
 
 def _axis_called(name, spec):
-    for axis in (*sizes_in_scope(), name):  # of a vmap around, only an axis whose name is a string is known
+    for axis in (
+        *sizes_in_scope(),
+        name,
+    ):  # of a vmap around, only an axis whose name is a string is known
         if str(axis) == name and _jax.is_bound(axis):
             return axis
-    raise unbound_name(f"unbound axis name: {name}", sizes_in_scope(), where=f" in the einsum {spec!r}")
+    raise unbound_name(
+        f"unbound axis name: {name}", sizes_in_scope(), where=f" in the einsum {spec!r}"
+    )
 
 
 def _expand_ellipsis(letters, ndim):
@@ -225,7 +241,9 @@ def _mentions(spec, terms) -> Skipped | None:
     """For the type check: the axes that one operand skips while another one mentions them."""
     describe = lambda t: f"operand {t.position} ({t.text!r})"  # noqa: E731
     mentioned = {axis: describe(t) for t in reversed(terms) for axis in sorted(t.names, key=str)}
-    skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)
+    skipped = tuple(
+        tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms
+    )
     return Skipped(spec, tuple(map(describe, terms)), skipped) if any(skipped) else None
 
 
@@ -233,10 +251,14 @@ def _mentions(spec, terms) -> Skipped | None:
 
 
 def _einsum_operand_count(spec: str, expected: int, given: int) -> ValueError:
-    return ValueError(f"The einsum {spec!r} describes {expected} operands, but got {given}. Pass one for each part")
+    return ValueError(
+        f"The einsum {spec!r} describes {expected} operands, but got {given}. Pass one for each part"
+    )
 
 
-def _einsum_rank(spec: str, index: int, text: str, letters: int, shape: Sequence[int]) -> ValueError:
+def _einsum_rank(
+    spec: str, index: int, text: str, letters: int, shape: Sequence[int]
+) -> ValueError:
     return ValueError(
         f"Operand {index} of the einsum {spec!r} is described by {text!r}, which has {letters} positional dimensions, "
         f"but its positional shape is {tuple(shape)}. Write named axes in braces"
@@ -244,5 +266,9 @@ def _einsum_rank(spec: str, index: int, text: str, letters: int, shape: Sequence
 
 
 def _einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> ValueError:
-    which = "a dimension under the ellipsis" if isinstance(letter, int) else f"the dimension {letter}"
-    return ValueError(f"In {spec!r}, {which} has size {known} and, in operand {index}, {size}. Pass arrays of one size")
+    which = (
+        "a dimension under the ellipsis" if isinstance(letter, int) else f"the dimension {letter}"
+    )
+    return ValueError(
+        f"In {spec!r}, {which} has size {known} and, in operand {index}, {size}. Pass arrays of one size"
+    )

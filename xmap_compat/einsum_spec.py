@@ -1,4 +1,6 @@
-"""The syntax of a named einsum, ``'n{b,k},{k,m}->n{b,m}'``: letters are positional dimensions, braces hold names."""
+"""The syntax of a named einsum, ``'n{b,k},{k,m}->n{b,m}'``: letters are positional dimensions,
+braces hold names.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Spec(NamedTuple):
 def parse(spec: str) -> Spec:
     """Parse a spec; errors show the offending character."""
     if not isinstance(spec, str):
-        raise should_be("The first argument of a named einsum", "a string like 'n{b,k},{k}->n{b}'", spec)
+        raise should_be(
+            "The first argument of a named einsum", "a string like 'n{b,k},{k}->n{b}'", spec
+        )
     left, arrow, right = spec.partition("->")
     inputs = tuple(_parse_term(spec, start, text) for start, text in _split_operands(spec, left))
     if not arrow:
@@ -87,7 +91,9 @@ def _parse_term(spec, start, text):
 
 
 def _parse_names(spec, start, text, k):
-    """The names between the brace at ``k`` and the closing brace, and the position after that brace."""
+    """The names between the brace at ``k`` and the closing brace, and the position after that
+    brace.
+    """
     end = text.find("}", k)
     if end < 0:
         raise _malformed_einsum(spec, start + k, "this brace is never closed")
@@ -101,14 +107,18 @@ def _parse_names(spec, start, text, k):
         if not name:
             raise _malformed_einsum(spec, start + at, "an axis name is missing here")
         if name in names:
-            raise _malformed_einsum(spec, start + at, f"the axis {name} is named twice in one operand")
+            raise _malformed_einsum(
+                spec, start + at, f"the axis {name} is named twice in one operand"
+            )
         names.append(name)
         at += len(part) + 1
     return tuple(names), end + 1
 
 
 def _implicit_output(inputs):
-    """The labels that appear once: letters in alphabetical order after an ellipsis, as in NumPy, and names."""
+    """The labels that appear once: letters in alphabetical order after an ellipsis, as in NumPy,
+    and names.
+    """
     letters = [x for t in inputs for x in t.letters if x != ELLIPSIS]
     names = [n for t in inputs for n in t.names]
     dots = [ELLIPSIS] if any(ELLIPSIS in t.letters for t in inputs) else []
@@ -122,7 +132,9 @@ def _check_output(spec, start, output, inputs):
         known = {x for t in inputs for x in getattr(t, kind)}
         for x in getattr(output, kind):
             if x in seen:
-                raise _malformed_einsum(spec, start + text.rindex(x), f"{x} appears twice in the output")
+                raise _malformed_einsum(
+                    spec, start + text.rindex(x), f"{x} appears twice in the output"
+                )
             if x not in known and x != ELLIPSIS:
                 raise _malformed_einsum(spec, start + text.index(x), f"{x} appears in no input")
             seen.add(x)

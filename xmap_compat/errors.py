@@ -1,6 +1,7 @@
 """Messages of the functions that users call, beside those that stand below what raises them.
 
-Every function returns an exception for the caller to raise; the core's messages are in ``core/errors.py``.
+Every function returns an exception for the caller to raise; the core's messages are in
+``core/errors.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from xmap_compat.core.errors import LEGACY, axes_text, did_you_mean, quoted
 
 def described(value: Any) -> str:
     dtype = None if isinstance(value, type) else getattr(value, "dtype", None)
-    return f"an array of dtype {dtype}" if dtype is not None else f"{value!r} of type {type(value).__name__}"
+    return (
+        f"an array of dtype {dtype}"
+        if dtype is not None
+        else f"{value!r} of type {type(value).__name__}"
+    )
 
 
 def missing_specs(names: Sequence[str]) -> TypeError:
@@ -33,7 +38,11 @@ def keyword_arguments(names: Iterable[str]) -> TypeError:
 def unknown_keywords(names: Iterable[str]) -> TypeError:
     known = ["in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"]
     advice = did_you_mean(names, known) or f". It takes {', '.join(known)}"
-    advice = ". Bind static values with functools.partial before xmap" if "static_arg" in "".join(names) else advice
+    advice = (
+        ". Bind static values with functools.partial before xmap"
+        if "static_arg" in "".join(names)
+        else advice
+    )
     advice = ". Enter the mesh around the call: `with mesh:`" if "mesh" in names else advice
     return TypeError(f"xmap() got an unexpected keyword argument: {quoted(names)}{advice}")
 
@@ -47,7 +56,9 @@ def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashabl
 
 
 def extremum_of_nothing(fun: str, axis: Any) -> ValueError:
-    return ValueError(f"{fun} got the axis {axis!r} of size 0 (a zero-size array). Leave {fun} out where it is empty")
+    return ValueError(
+        f"{fun} got the axis {axis!r} of size 0 (a zero-size array). Leave {fun} out where it is empty"
+    )
 
 
 def no_devices(caller: str, mesh: Any) -> ValueError:
@@ -58,7 +69,9 @@ def no_devices(caller: str, mesh: Any) -> ValueError:
 
 
 def unknown_backend(backend: str, known: Iterable[str]) -> RuntimeError:
-    return RuntimeError(f"xmap backend {backend!r} is not available. Use {' or '.join(known)}, or leave it out")
+    return RuntimeError(
+        f"xmap backend {backend!r} is not available. Use {' or '.join(known)}, or leave it out"
+    )
 
 
 def lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> ValueError:

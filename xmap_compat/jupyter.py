@@ -8,7 +8,9 @@ from xmap_compat.legacy.import_hook import install_with_jax, uninstall_with_jax
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Install once the notebook has imported JAX.  Until then, it can set environment variables that JAX reads."""
+    """Install once the notebook has imported JAX.  Until then, it can set environment variables
+    that JAX reads.
+    """
     install_with_jax()
 
 

@@ -23,7 +23,12 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.braces import xeinsum
 from xmap_compat.core import errors
-from xmap_compat.core.rules.contraction import Subscripts, accumulation_type, bind_contraction, canonical_precision
+from xmap_compat.core.rules.contraction import (
+    Subscripts,
+    accumulation_type,
+    bind_contraction,
+    canonical_precision,
+)
 from xmap_compat.core.trace import sizes_in_scope
 
 __all__ = ["pargmax", "pargmin", "pdot", "pgather", "xeinsum"]
@@ -46,15 +51,18 @@ def pdot(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> jax.Array:
-    """Contract two arrays over named axes, and over positional ones if asked: one ``dot``, one all-reduce.
+    """Contract two arrays over named axes, and over positional ones if asked: one ``dot``, one
+    all-reduce.
 
     Args:
       x, y: arrays; each may or may not vary over the axes.
       axis_name: a name or a tuple of names; each product is summed over all their elements.
       pos_contract: positional dimensions of ``x`` and of ``y`` to contract as well.
-      pos_batch: positional dimensions of ``x`` and of ``y`` that are batched together (leading in the result).
+      pos_batch: positional dimensions of ``x`` and of ``y`` that are batched together (leading in
+      the result).
       precision: as in ``jax.lax.dot_general``.
-      preferred_element_type: dtype of the result, and of sums unless the operands' is wider (then rounded once).
+      preferred_element_type: dtype of the result, and of sums unless the operands' is wider (then
+        rounded once).
 
     Returns:
       An array of positional shape ``(*batch, *rest of x, *rest of y)``.  Its named shape is the
@@ -92,12 +100,17 @@ def pdot(
         preferred_element_type=accumulation_type(dtype, preferred_element_type),
         optimize="auto",
     )
-    return out if preferred_element_type is None else lax.convert_element_type(out, preferred_element_type)
+    return (
+        out
+        if preferred_element_type is None
+        else lax.convert_element_type(out, preferred_element_type)
+    )
 
 
 @_jax.api_boundary
 def pargmax(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
-    """The smallest index over a named axis at which ``x`` is largest, or NaN; int32, without that axis.
+    """The smallest index over a named axis at which ``x`` is largest, or NaN; int32, without that
+    axis.
 
     >>> import numpy as np
     >>> from xmap_compat import pargmax, xmap
@@ -111,7 +124,8 @@ def pargmax(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
 
 @_jax.api_boundary
 def pargmin(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
-    """The smallest index over a named axis at which ``x`` is smallest, or NaN; int32, without that axis.
+    """The smallest index over a named axis at which ``x`` is smallest, or NaN; int32, without that
+    axis.
 
     >>> import numpy as np
     >>> from xmap_compat import pargmin, xmap
@@ -137,12 +151,13 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
 
     Args:
       src: the array to read.
-      idx: integers; each counts row-major through ``axes`` in the order given.  Out-of-range indices clip.
+      idx: integers; each counts row-major through ``axes`` in the order given.  Out-of-range
+      indices clip.
       axes: axis names and positional dimensions of ``src``; a single one needs no tuple.
 
     Returns:
-      An array of positional shape ``(*idx.shape, *the other dimensions of src)``, without the named ``axes``
-      unless ``idx`` varies over them.
+      An array of positional shape ``(*idx.shape, *the other dimensions of src)``, without the named
+      ``axes`` unless ``idx`` varies over them.
 
     Example:
 
@@ -158,7 +173,9 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
     """
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
     src, idx = jnp.asarray(src), jnp.asarray(idx)
-    axes = tuple(position("pgather", a, "src", src.shape) if isinstance(a, int) else a for a in axes)
+    axes = tuple(
+        position("pgather", a, "src", src.shape) if isinstance(a, int) else a for a in axes
+    )
     check_names("pgather", axes)
     check_integers("pgather", idx)
     positional = [a for a in axes if isinstance(a, int)]
@@ -175,14 +192,18 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
 def check_integers(fun: str, indices: jax.Array) -> None:
     """Raise unless an array can be used as indices."""
     if not jnp.issubdtype(indices.dtype, jnp.integer):
-        raise errors.should_be(f"The dtype of the indices of {fun}", "an integer type", indices.dtype)
+        raise errors.should_be(
+            f"The dtype of the indices of {fun}", "an integer type", indices.dtype
+        )
 
 
 def check_names(fun, names):
     """Raise unless all names are bound and distinct."""
     for name in names:
         if name is None or not isinstance(name, Hashable):
-            raise errors.should_be(f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string")
+            raise errors.should_be(
+                f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string"
+            )
         if not isinstance(name, int) and not _jax.is_bound(name):
             raise errors.unbound_name(f"unbound axis name: {name}", sizes_in_scope())
     if len(set(names)) < len(names):
@@ -237,7 +258,9 @@ def _subscripts(x_ndim, y_ndim, contract, batch):
 
 
 def _dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
-    ours = f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}"
+    ours = (
+        f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}"
+    )
     return ValueError(f"{ours}. Count without the named axes, which are not part of that shape")
 
 
@@ -249,4 +272,6 @@ def _dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence
 
 
 def _dot_overlap(operand: str, dim: int) -> TypeError:
-    return TypeError(f"pos_contract and pos_batch of pdot have dimension {dim} of {operand} twice. Name it once")
+    return TypeError(
+        f"pos_contract and pos_batch of pdot have dimension {dim} of {operand} twice. Name it once"
+    )

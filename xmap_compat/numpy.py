@@ -1,8 +1,9 @@
 """``from xmap_compat import numpy``: functions that take named axes beside positional ones.
 
-``along`` is the general mechanism: it turns a named axis positional, applies any function, and turns
-the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.  In ``jax.numpy`` itself, ``sum``,
-``mean``, ``max`` and the other reductions that collectives can do already take axis names.
+``along`` is the general mechanism: it turns a named axis positional, applies any function, and
+turns the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.  In
+``jax.numpy`` itself, ``sum``, ``mean``, ``max`` and the other reductions that collectives can do
+already take axis names.
 
 >>> import numpy as np
 >>> from xmap_compat import numpy as xnp, xmap
@@ -42,8 +43,9 @@ def __dir__() -> list[str]:
 def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bool = False) -> Any:
     """Apply a function of positional arrays along a named axis.
 
-    Each operand gets the named axis as its first positional dimension (operands that do not vary over it are
-    repeated).  On an axis without resources that costs nothing; on a split axis it is one all-gather for each operand.
+    Each operand gets the named axis as its first positional dimension (operands that do not vary
+    over it are repeated).  On an axis without resources that costs nothing; on a split axis it is
+    one all-gather for each operand.
 
     Args:
       fun: called with the operands; returns a pytree of arrays.
@@ -52,7 +54,8 @@ def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bo
       keep: whether the results have the axis as their first dimension, to be named again.
 
     Returns:
-      With ``keep``, arrays that vary over the axis, without that dimension.  Otherwise the results of ``fun``.
+      With ``keep``, arrays that vary over the axis, without that dimension.  Otherwise the results
+      of ``fun``.
 
     Raises:
       ValueError: ``keep`` and a result whose first dimension is not the axis.
@@ -72,16 +75,26 @@ def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bo
     check_names("along", names)
     if positions := [name for name in names if isinstance(name, int)]:
         advice = f"Call the function itself, with axis={positions[0]}"
-        raise core_errors.should_be("axis_name of along", "a named axis", positions[0], advice=advice)
+        raise core_errors.should_be(
+            "axis_name of along", "a named axis", positions[0], advice=advice
+        )
     results = fun(*(lax.all_gather(jnp.asarray(x), axis_name) for x in operands))
-    return jax.tree.map(lambda y: _named_again(jnp.asarray(y), axis_name, fun), results) if keep else results
+    return (
+        jax.tree.map(lambda y: _named_again(jnp.asarray(y), axis_name, fun), results)
+        if keep
+        else results
+    )
 
 
 def _named_again(y, axis_name, fun):
     size, mine = lax.axis_size(axis_name), lax.axis_index(axis_name)
     if y.ndim == 0 or y.shape[0] != size:
         raise errors.lost_axis(getattr(fun, "__name__", repr(fun)), axis_name, size, y.shape)
-    return lax.dynamic_index_in_dim(y, mine, keepdims=False) if size else jnp.zeros(y.shape[1:], y.dtype)
+    return (
+        lax.dynamic_index_in_dim(y, mine, keepdims=False)
+        if size
+        else jnp.zeros(y.shape[1:], y.dtype)
+    )
 
 
 def _of_whole(fun, x, names, keep=False, options=()):
@@ -105,11 +118,15 @@ def _extremum(function, x, axes, options):
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return extremum(x, axes, **options)
     found = extremum(jnp.where(jnp.isnan(x), missing, x), axes, **options)
-    return jnp.where(all(jnp.isnan(x), axes, keepdims=options.get("keepdims", False)), jnp.nan, found)
+    return jnp.where(
+        all(jnp.isnan(x), axes, keepdims=options.get("keepdims", False)), jnp.nan, found
+    )
 
 
 def _over_whole(function, x, axes, options):
-    """Apply a function over ordered axes to an array that has a leading dimension for each named one."""
+    """Apply a function over ordered axes to an array that has a leading dimension for each named
+    one.
+    """
     names = [a for a in axes if not isinstance(a, int)]
     where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)
     out = _of_whole(lambda v: function(v, axis=where, **options), x, names, options=options)
@@ -134,7 +151,9 @@ def _norm(function, x, axes, options):
 def _average(function, x, axes, options):
     returned, weights = options.pop("returned", False), jnp.asarray(options.pop("weights", 1))
     if weights.shape not in ((), x.shape):
-        raise core_errors.should_be("The shape of average's weights along a named axis", f"{x.shape}", weights.shape)
+        raise core_errors.should_be(
+            "The shape of average's weights along a named axis", f"{x.shape}", weights.shape
+        )
     weights = jnp.broadcast_to(weights, x.shape).astype(jnp.result_type(x, weights, float))
     total = jnp.sum(weights, axis=axes, **options)
     mean = jnp.sum(x * weights, axis=axes, **options) / total
@@ -142,7 +161,9 @@ def _average(function, x, axes, options):
 
 
 def _reordered(function, x, axes, options):
-    """The elements of a named axis, in the order that NumPy's function of the same name gives their numbers."""
+    """The elements of a named axis, in the order that NumPy's function of the same name gives their
+    numbers.
+    """
     _check_one(function, axes)
     shift = {name: operator.index(value) for name, value in options.items()}
     sources = getattr(np, function.__name__)(np.arange(lax.axis_size(axes[0])), **shift).tolist()
@@ -156,10 +177,14 @@ def _take(function, x, axes, options):
 
 def _check_one(function, axes):
     if len(axes) != 1:
-        raise core_errors.should_be(f"The axis of {function.__name__}", "one, named or positional", axes)
+        raise core_errors.should_be(
+            f"The axis of {function.__name__}", "one, named or positional", axes
+        )
 
 
-def _row(function: Callable[..., Any], compute: Callable[..., Any], kind: str, example: str) -> Callable[..., Any]:
+def _row(
+    function: Callable[..., Any], compute: Callable[..., Any], kind: str, example: str
+) -> Callable[..., Any]:
     """A function of ``jax.numpy`` that takes names; ``compute`` is for calls with at least one.
 
     ``example``: the arguments of a call after [3, 1, 2], its out_axes, and its result.
@@ -176,7 +201,9 @@ def _row(function: Callable[..., Any], compute: Callable[..., Any], kind: str, e
             return function(*args, **kwargs)
         x = jnp.asarray(x)
         from_front = functools.partial(position, name, what="its operand", shape=x.shape)
-        axes = tuple(from_front(operator.index(a)) if isinstance(a, SupportsIndex) else a for a in axes)
+        axes = tuple(
+            from_front(operator.index(a)) if isinstance(a, SupportsIndex) else a for a in axes
+        )
         check_names(name, axes)
         return compute(function, x, axes, options)
 
@@ -196,7 +223,11 @@ def _row(function: Callable[..., Any], compute: Callable[..., Any], kind: str, e
     return over_axes
 
 
-ANY, ONE, KEPT = "of which the result has none", "one at a time, which the result lacks", "one at a time, kept"
+ANY, ONE, KEPT = (
+    "of which the result has none",
+    "one at a time, which the result lacks",
+    "one at a time, kept",
+)
 _kept = functools.partial(_over_one, keep=True)
 
 all = _row(jnp.all, _logical, ANY, "axis='i' -> {} -> True")
@@ -204,16 +235,22 @@ any = _row(jnp.any, _logical, ANY, "axis='i' -> {} -> True")
 argmax = _row(jnp.argmax, _over_one, ONE, "axis='i' -> {} -> 0")
 argmin = _row(jnp.argmin, _over_one, ONE, "axis='i' -> {} -> 1")
 argsort = _row(jnp.argsort, _kept, KEPT, "axis='i' -> ['i'] -> [1, 2, 0]")
-average = _row(jnp.average, _average, f"{ANY}, weights in the shape of the array", "axis='i' -> {} -> 2.0")
+average = _row(
+    jnp.average, _average, f"{ANY}, weights in the shape of the array", "axis='i' -> {} -> 2.0"
+)
 cumprod = _row(jnp.cumprod, _kept, KEPT, "axis='i' -> ['i'] -> [3, 3, 6]")
 cumsum = _row(jnp.cumsum, _kept, KEPT, "axis='i' -> ['i'] -> [3, 4, 6]")
 flip = _row(jnp.flip, _reordered, KEPT, "axis='i' -> ['i'] -> [2, 1, 3]")
 median = _row(jnp.median, _over_whole, f"{ANY}, gathered", "axis='i' -> {} -> 2.0")
 nanmax = _row(jnp.nanmax, _extremum, ANY, "axis='i' -> {} -> 3")
 nanmin = _row(jnp.nanmin, _extremum, ANY, "axis='i' -> {} -> 1")
-norm = _row(jnp.linalg.norm, _norm, f"{ANY}, with ord one at a time", "ord=1, axis='i' -> {} -> 6.0")
+norm = _row(
+    jnp.linalg.norm, _norm, f"{ANY}, with ord one at a time", "ord=1, axis='i' -> {} -> 6.0"
+)
 prod = _row(jnp.prod, _over_whole, f"{ANY}, gathered", "axis='i' -> {} -> 6")
 quantile = _row(jnp.quantile, _over_whole, f"{ANY}, gathered", "q=0.25, axis='i' -> {} -> 1.5")
-roll = _row(jnp.roll, _reordered, f"{KEPT}, by a Python integer", "shift=1, axis='i' -> ['i'] -> [2, 3, 1]")
+roll = _row(
+    jnp.roll, _reordered, f"{KEPT}, by a Python integer", "shift=1, axis='i' -> ['i'] -> [2, 3, 1]"
+)
 sort = _row(jnp.sort, _kept, KEPT, "axis='i' -> ['i'] -> [1, 2, 3]")
 take = _row(jnp.take, _take, ONE, "jnp.array([2, 0]), axis='i' -> {} -> [2, 3]")

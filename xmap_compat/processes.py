@@ -1,4 +1,6 @@
-"""Arrays of xmapped functions when several processes share a mesh: each process passes and receives its own part."""
+"""Arrays of xmapped functions when several processes share a mesh: each process passes and receives
+its own part.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from xmap_compat.core.errors import axes_text, not_divisible, should_be
 from xmap_compat.core.fit import broadcast_specs, check_argument, infer_sizes
 from xmap_compat.core.mesh import devices_of, mesh_of_jax
 from xmap_compat.core.placement import Scope, current_scope, parse_axis_resources, place_axes
-from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, parse_axis_sizes, parse_specs, spec_names
+from xmap_compat.core.specs import (
+    AxisName,
+    AxisSpec,
+    argument_path,
+    parse_axis_sizes,
+    parse_specs,
+    spec_names,
+)
 
 
 @_jax.api_boundary
@@ -27,28 +36,31 @@ def global_array(
     mesh: jax.sharding.Mesh | None = None,
     axis_sizes: Mapping[AxisName, int] | None = None,
 ) -> Any:
-    """Make global arrays from this process's parts, with the sharding that an xmapped function expects.
+    """Make global arrays from this process's parts, with the sharding that an xmapped function
+    expects.
 
-    All processes make the call, each with its own part: with ``axis_resources={'batch': 'x'}`` the rows for
-    those positions on ``x`` at which the process has devices, in their order.  A dimension that is not split between
-    processes is whole in every part. Processes with the same rows must pass equal ones. With one process, the part is
-    the whole array.
+    All processes make the call, each with its own part: with ``axis_resources={'batch': 'x'}`` the
+    rows for those positions on ``x`` at which the process has devices, in their order.  A dimension
+    that is not split between processes is whole in every part. Processes with the same rows must
+    pass equal ones. With one process, the part is the whole array.
 
     Args:
       local: NumPy or JAX arrays of this process; a pytree of them.
-      in_axes: which of their dimensions are named: the entry of this argument in the ``in_axes`` of :func:`xmap`.
+      in_axes: which of their dimensions are named: the entry of this argument in the ``in_axes`` of
+      :func:`xmap`.
       axis_resources: as for :func:`xmap`; axes that the arrays do not have are ignored.
-      mesh: the mesh of all processes; by default the one in scope. The empty mesh counts as no mesh.
-      axis_sizes: global sizes of axes. Along such an axis ``local`` may also be whole, although the process needs
-        only a part (for example if each process has read the same file).
+      mesh: the mesh of all processes; by default the one in scope. The empty mesh counts as no
+      mesh.
+      axis_sizes: global sizes of axes. Along such an axis ``local`` may also be whole, although the
+        process needs only a part (for example if each process has read the same file).
 
     Returns:
-      For each array a ``jax.Array`` with the ``NamedSharding`` that :func:`xmap` gives a result of these axes.
-      Without a mesh, the arrays are put on the default device of the process.
+      For each array a ``jax.Array`` with the ``NamedSharding`` that :func:`xmap` gives a result of
+      these axes. Without a mesh, the arrays are put on the default device of the process.
 
     Raises:
-      TypeError, ValueError: as :func:`xmap` for specs, sizes and resources, and JAX's own error for a part
-        that is neither the whole nor what the devices of this process need.
+      TypeError, ValueError: as :func:`xmap` for specs, sizes and resources, and JAX's own error for
+        a part that is neither the whole nor what the devices of this process need.
 
     Example:
 
@@ -63,25 +75,42 @@ def global_array(
     """
     paths = [argument_path(path, "local") for path, _ in jax.tree_util.tree_leaves_with_path(local)]
     leaves = [x if hasattr(x, "shape") else np.asarray(x) for x in jax.tree.leaves(local)]
-    specs = broadcast_specs("in_axes", parse_specs("in_axes", in_axes), local, in_axes, root="local")
+    specs = broadcast_specs(
+        "in_axes", parse_specs("in_axes", in_axes), local, in_axes, root="local"
+    )
     for spec, leaf, path in zip(specs, leaves, paths):
         check_argument(spec, leaf.shape, path, is_scalar=False)
     scope = current_scope()
-    mesh = scope.mesh if mesh is None and isinstance(scope.mesh, jax.sharding.AbstractMesh) else mesh
+    mesh = (
+        scope.mesh if mesh is None and isinstance(scope.mesh, jax.sharding.AbstractMesh) else mesh
+    )
     if mesh is not None:
         if not isinstance(mesh, jax.sharding.Mesh):
-            raise should_be("The mesh of global_array", "a Mesh (of xmap_compat or of jax.sharding) of devices", mesh)
+            raise should_be(
+                "The mesh of global_array",
+                "a Mesh (of xmap_compat or of jax.sharding) of devices",
+                mesh,
+            )
         scope = Scope(None if mesh.empty else mesh_of_jax(mesh), scope.loops)
-    if scope.mesh is not None and not any(d.process_index == jax.process_index() for d in devices_of(scope.mesh)):
+    if scope.mesh is not None and not any(
+        d.process_index == jax.process_index() for d in devices_of(scope.mesh)
+    ):
         raise _process_without_devices(jax.process_index(), scope.mesh)
     names = spec_names(specs)
-    resources = {n: entries for n, entries in parse_axis_resources(axis_resources).items() if n in names}
+    resources = {
+        n: entries for n, entries in parse_axis_resources(axis_resources).items() if n in names
+    }
     sizes = {n: size for n, size in parse_axis_sizes(axis_sizes).items() if n in names}
-    shapes = [_global_shape(spec, leaf.shape, resources, scope.mesh, sizes) for spec, leaf in zip(specs, leaves)]
+    shapes = [
+        _global_shape(spec, leaf.shape, resources, scope.mesh, sizes)
+        for spec, leaf in zip(specs, leaves)
+    ]
     placements = place_axes(infer_sizes(specs, shapes, paths, sizes), resources, scope)
     if scope.mesh is None:
         return jax.device_put(local)
-    shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements)) for spec in specs]
+    shardings = [
+        jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements)) for spec in specs
+    ]
     arrays = map(jax.make_array_from_process_local_data, shardings, leaves, shapes)
     return jax.tree.unflatten(jax.tree.structure(local), arrays)
 
@@ -93,25 +122,33 @@ def _global_shape(
     mesh: jax.sharding.Mesh | None,
     sizes: Mapping[AxisName, int],
 ) -> tuple[int, ...]:
-    """The shape of the global array: each size is given, or the total of the parts of all processes."""
+    """The shape of the global array: each size is given, or the total of the parts of all
+    processes.
+    """
     shape = list(local_shape)
     for dim, name in spec.names:
         here, everywhere = _positions(mesh, resources.get(name, ()))
         if name in sizes:
             shape[dim] = sizes[name]
         elif shape[dim] % here:
-            raise not_divisible(name, shape[dim], resources[name], here, "This process's part of local")
+            raise not_divisible(
+                name, shape[dim], resources[name], here, "This process's part of local"
+            )
         else:
             shape[dim] = shape[dim] // here * everywhere
     return tuple(shape)
 
 
 def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[int, int]:
-    """The number of positions along mesh axes at which this process has devices, and the number of all positions."""
+    """The number of positions along mesh axes at which this process has devices, and the number of
+    all positions.
+    """
     if mesh is None:
         return 1, 1
     dims = [k for k, name in enumerate(mesh.axis_names) if name in entries]
-    positions = {(*(index[k] for k in dims), d.process_index) for index, d in np.ndenumerate(mesh.devices)}
+    positions = {
+        (*(index[k] for k in dims), d.process_index) for index, d in np.ndenumerate(mesh.devices)
+    }
     here = jax.process_index()
     return sum(p[-1] == here for p in positions), len({p[:-1] for p in positions})
 
@@ -120,21 +157,24 @@ def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[
 def process_array(result: Any, *, whole: bool = False) -> Any:
     """This process's part of global arrays, as NumPy arrays: the inverse of :func:`global_array`.
 
-    A dimension that is split between processes has the elements on the devices of this process, in their order; other
-    dimensions are whole. (JAX refuses ``np.asarray`` of an array that is not whole here.)
+    A dimension that is split between processes has the elements on the devices of this process, in
+    their order; other dimensions are whole. (JAX refuses ``np.asarray`` of an array that is not
+    whole here.)
 
     Args:
-      result: a ``jax.Array``, or a pytree of them: results of an xmapped function, a training state.
-      whole: give the whole arrays instead.  Each process then gathers all parts, so all processes of the
-        mesh must make the call, and each needs memory for all of it.
+      result: a ``jax.Array``, or a pytree of them: results of an xmapped function, a training
+      state.
+      whole: give the whole arrays instead.  Each process then gathers all parts, so all processes
+        of the mesh must make the call, and each needs memory for all of it.
 
     Returns:
-      For each array a NumPy array (for typed PRNG keys a JAX array of keys on this process); other leaves
-      as they are.
+      For each array a NumPy array (for typed PRNG keys a JAX array of keys on this process); other
+      leaves as they are.
 
     Raises:
-      ValueError: the devices of this process hold no rectangular part of the array, or none at all (use
-        ``whole=True`` or ``array.addressable_shards``); or ``whole=True`` for an array without a mesh.
+      ValueError: the devices of this process hold no rectangular part of the array, or none at all
+        (use ``whole=True`` or ``array.addressable_shards``); or ``whole=True`` for an array without
+        a mesh.
 
     Example:
 
@@ -143,7 +183,8 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
       >>> process_array(xmap(lambda x: x + 1, ["batch"], ["batch"])(np.arange(3)))  # one process has all of it
       array([1, 2, 3], dtype=int32)
 
-      ``np.save(f"part{jax.process_index()}.npy", process_array(result))`` writes the part of each process.
+      ``np.save(f"part{jax.process_index()}.npy", process_array(result))`` writes the part of each
+      process.
     """
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _own_part(leaf, path, whole), result)
 
@@ -156,7 +197,9 @@ def _own_part(leaf: Any, path: Sequence[Any], whole: bool) -> Any:
         leaf = _gathered(leaf, where)
     if _jax.is_key(leaf):
         words = {bounds: jax.random.key_data(data) for bounds, data in _shards(leaf).items()}
-        parts = {(*bounds, (0, data.shape[-1])): data for bounds, data in words.items()}  # the words are a dimension
+        parts = {
+            (*bounds, (0, data.shape[-1])): data for bounds, data in words.items()
+        }  # the words are a dimension
         return jax.random.wrap_key_data(_block(parts, leaf, where), impl=jax.random.key_impl(leaf))
     return _block(_shards(leaf), leaf, where)
 
@@ -170,14 +213,18 @@ def _gathered(leaf, where):
 
 
 def _shards(leaf):
-    """The parts on this process: ``{((start, stop), ...): data}``; a part that several devices hold occurs once."""
+    """The parts on this process: ``{((start, stop), ...): data}``; a part that several devices hold
+    occurs once.
+    """
     return {
         tuple(k.indices(size)[:2] for k, size in zip(shard.index, leaf.shape)): shard.data
         for shard in leaf.addressable_shards
     }
 
 
-def _block(parts: Mapping[tuple[tuple[int, int], ...], Any], leaf: jax.Array, where: str) -> np.ndarray:
+def _block(
+    parts: Mapping[tuple[tuple[int, int], ...], Any], leaf: jax.Array, where: str
+) -> np.ndarray:
     """Put parts together along each dimension, in the order of their positions."""
     if not parts:
         raise _no_part_here(where, jax.process_index())
@@ -201,7 +248,9 @@ def _process_without_devices(process: int, mesh: Any) -> ValueError:
 
 
 def _no_part_here(path: str, process: int) -> ValueError:
-    return ValueError(f"{path} has no part on devices of process {process}. Ask for it in processes of its mesh only")
+    return ValueError(
+        f"{path} has no part on devices of process {process}. Ask for it in processes of its mesh only"
+    )
 
 
 def _parts_are_no_block(path: str, sharding: Any) -> ValueError:

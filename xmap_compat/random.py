@@ -1,9 +1,11 @@
-"""``jax.random`` with named shapes: ``normal(key, NamedShape(2, i=3))`` samples along the axis ``i`` of an xmap.
+"""``jax.random`` with named shapes: ``normal(key, NamedShape(2, i=3))`` samples along the axis
+``i`` of an xmap.
 
-Each name of a shape folds the index of its axis into the key, in the order of the names, so the numbers are the
-same for every assignment of resources.  For ``normal``, ``uniform``, ``truncated_normal`` and ``bernoulli`` they are
-those of ``jax.random`` in jax 0.4.30; the other functions took a named shape there, and gave every element the same
-numbers.  ``jax.random`` handles shapes without names.
+Each name of a shape folds the index of its axis into the key, in the order of the names, so the
+numbers are the same for every assignment of resources.  For ``normal``, ``uniform``,
+``truncated_normal`` and ``bernoulli`` they are those of ``jax.random`` in jax 0.4.30; the other
+functions took a named shape there, and gave every element the same numbers.  ``jax.random`` handles
+shapes without names.
 
 >>> import jax
 >>> from xmap_compat import random, xmap
@@ -56,7 +58,8 @@ __all__ = [
 
 
 class NamedShape:
-    """The shape of an array with positional dimensions and named ones: ``NamedShape(2, 3, batch=8)``.
+    """The shape of an array with positional dimensions and named ones: ``NamedShape(2, 3,
+    batch=8)``.
 
     >>> from xmap_compat.random import NamedShape
     >>> shape = NamedShape(2, 3, batch=8)
@@ -71,7 +74,9 @@ class NamedShape:
             self._named = {name: operator.index(size) for name, size in named.items()}
         except TypeError:
             wanted = "integers, as in NamedShape(2, batch=8)"
-            raise errors.should_be("The sizes of a NamedShape", wanted, [*positional, *named.values()]) from None
+            raise errors.should_be(
+                "The sizes of a NamedShape", wanted, [*positional, *named.values()]
+            ) from None
 
     @property
     def positional(self) -> tuple[int, ...]:
@@ -119,7 +124,11 @@ class NamedShape:
         return self._positional == other._positional and self._named == other._named
 
     def __hash__(self) -> int:
-        return hash((self._positional, frozenset(self._named.items()))) if self._named else hash(self._positional)
+        return (
+            hash((self._positional, frozenset(self._named.items())))
+            if self._named
+            else hash(self._positional)
+        )
 
     def __repr__(self) -> str:
         return f"NamedShape({self._inside()})"
@@ -128,7 +137,9 @@ class NamedShape:
         return f"({self._inside()})" if self._named else str(self._positional)
 
     def _inside(self) -> str:
-        return ", ".join([*map(str, self._positional), *(f"{name}={size}" for name, size in self._named.items())])
+        return ", ".join(
+            [*map(str, self._positional), *(f"{name}={size}" for name, size in self._named.items())]
+        )
 
 
 def _not_for_samplers(shape: Any) -> TypeError:
@@ -159,16 +170,21 @@ def fold_in_names(key: Any, shape: NamedShape) -> Any:
 
 
 def _wrong_named_size(name: str, size: int, actual: int) -> ValueError:
-    return ValueError(f"The shape of axis {name} was specified as {size}, but it really is {actual}")
+    return ValueError(
+        f"The shape of axis {name} was specified as {size}, but it really is {actual}"
+    )
 
 
 # -------------------------------------------------------------------------------- samplers
 
 
-def _of_named_shape(sample: Callable[..., Any], arguments: str = "", shown: str = "(4, 2)") -> Callable[..., Any]:
+def _of_named_shape(
+    sample: Callable[..., Any], arguments: str = "", shown: str = "(4, 2)"
+) -> Callable[..., Any]:
     """A function of ``jax.random`` that takes a named shape as well.
 
-    ``arguments`` and ``shown`` are for its example: the arguments between key and shape, and the shape of the samples.
+    ``arguments`` and ``shown`` are for its example: the arguments between key and shape, and the
+    shape of the samples.
     """
 
     @_jax.api_boundary
@@ -179,9 +195,15 @@ def _of_named_shape(sample: Callable[..., Any], arguments: str = "", shown: str 
             return sample(*args, **kwargs)
         given = inspect.signature(sample).bind(*args, **kwargs)
         given.apply_defaults()
-        values = {name: shape.positional if x is shape else x for name, x in given.arguments.items()}
+        values = {
+            name: shape.positional if x is shape else x for name, x in given.arguments.items()
+        }
         dtype = values.get("dtype")
-        if sample is _jax_normal and dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating):
+        if (
+            sample is _jax_normal
+            and dtype is not None
+            and jnp.issubdtype(dtype, jnp.complexfloating)
+        ):
             return _complex_normal(values["key"], shape, jnp.dtype(dtype))
         values["key"] = fold_in_names(values["key"], shape)
         return sample(**values)

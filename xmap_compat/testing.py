@@ -49,32 +49,40 @@ def check_assignments(
     reference: Callable[..., Any] | None = None,
     rtol: float | None = None,
 ) -> list[Resources]:
-    """Run an xmapped function under many assignments of its axes to the mesh, and compare the results.
+    """Run an xmapped function under many assignments of its axes to the mesh, and compare the
+    results.
 
-    The function's own ``axis_resources`` and ``donate_argnums`` are ignored.  An assignment gives different mesh
-    axes to different named axes; mesh axes that xmaps inside the function use are left to them.
+    The function's own ``axis_resources`` and ``donate_argnums`` are ignored.  An assignment gives
+    different mesh axes to different named axes; mesh axes that xmaps inside the function use are
+    left to them.
 
     Args:
       xmapped: the function that ``xmap`` returned.
       args: its arguments.
-      mesh: where to run; by default the mesh in scope, or else all devices as a mesh with the axes ``x`` and ``y``.
-      loops: also place axes on serial loops, alone and after mesh axes, where no collective names them.
-      derivatives: also compare reverse-mode derivatives, of a random linear functional of the results with respect to
-        all floating-point arguments.
-      limit: the largest number of assignments, chosen to differ from each other (always the same ones); None for all.
+      mesh: where to run; by default the mesh in scope, or else all devices as a mesh with the axes
+      ``x`` and ``y``.
+      loops: also place axes on serial loops, alone and after mesh axes, where no collective names
+      them.
+      derivatives: also compare reverse-mode derivatives, of a random linear functional of the
+        results with respect to all floating-point arguments.
+      limit: the largest number of assignments, chosen to differ from each other (always the same
+      ones); None for all.
       only: the assignments to check, instead of chosen ones.
-      reference: a function of the same arguments that computes the expected results, for example the positional
-        function; by default the xmapped function without resources.
-      rtol: the relative tolerance; by default some hundred roundings at the largest element.  Integers must be equal.
+      reference: a function of the same arguments that computes the expected results, for example
+        the positional function; by default the xmapped function without resources.
+      rtol: the relative tolerance; by default some hundred roundings at the largest element.
+        Integers must be equal.
 
     Returns:
       The assignments that were checked, as ``axis_resources``.
 
     Raises:
-      AssertionError: an assignment changes a result, or raises. The message names the assignment, the first such
-        result, and the largest difference; a note lists the assignments that were tried before.
+      AssertionError: an assignment changes a result, or raises. The message names the assignment,
+        the first such result, and the largest difference; a note lists the assignments that were
+        tried before.
       TypeError: ``xmapped`` does not come from xmap.
-      ValueError: nothing can be compared: there is only one device, or no mesh axis divides a named axis.
+      ValueError: nothing can be compared: there is only one device, or no mesh axis divides a named
+        axis.
 
     Example:
 
@@ -89,10 +97,16 @@ def check_assignments(
     """
     declared = declaration_of(xmapped)
     if declared is None:
-        raise TypeError(f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass xmap(...)")
+        raise TypeError(
+            f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass xmap(...)"
+        )
     with _mesh_context(mesh) as mesh:
         sizes, free, loopable = _choices(declared, args, mesh)
-        tried = assignments(sizes, free, loops=loopable * loops, limit=limit) if only is None else list(only)
+        tried = (
+            assignments(sizes, free, loops=loopable * loops, limit=limit)
+            if only is None
+            else list(only)
+        )
         if not tried and only is None:
             raise ValueError(
                 "There is no assignment to try: no mesh axis divides a named axis. Named axes: "
@@ -104,9 +118,16 @@ def check_assignments(
         for k, resources in enumerate(tried):
             what = f"axis_resources={resources} on the mesh ({axes_text(mesh.shape)})"
             try:
-                _compare(what, _computed(what, compute, with_resources(declared, resources), args), expected, rtol)
+                _compare(
+                    what,
+                    _computed(what, compute, with_resources(declared, resources), args),
+                    expected,
+                    rtol,
+                )
             except AssertionError as error:
-                error.add_note(f"{k + 1} of {len(tried)} were tried. Without a difference: {tried[:k] or 'none'}")
+                error.add_note(
+                    f"{k + 1} of {len(tried)} were tried. Without a difference: {tried[:k] or 'none'}"
+                )
                 raise
     return tried
 
@@ -120,7 +141,11 @@ def _computed(what, compute, function, args):
 
 @_jax.api_boundary
 def assignments(
-    sizes: Mapping[AxisName, int], mesh: Any, *, loops: Sequence[AxisName] = (), limit: int | None = 12
+    sizes: Mapping[AxisName, int],
+    mesh: Any,
+    *,
+    loops: Sequence[AxisName] = (),
+    limit: int | None = 12,
 ) -> list[Resources]:
     """Assignments of named axes to a mesh, for a test's own loop.
 
@@ -128,7 +153,8 @@ def assignments(
       sizes: the named axes.
       mesh: a mesh, or a dictionary of the sizes of its axes.
       loops: axes that may be placed on serial loops too.
-      limit: the largest number, chosen to differ from each other (always the same ones); None for all.
+      limit: the largest number, chosen to differ from each other (always the same ones); None for
+        all.
 
     Returns:
       Dictionaries for ``axis_resources``, without the empty one.
@@ -142,7 +168,9 @@ def assignments(
       With pytest: ``@pytest.mark.parametrize("resources", testing.assignments(...))``.
     """
     if not isinstance(sizes, Mapping):
-        raise TypeError(f"assignments expects the sizes of the named axes, such as {{'i': 8}}, but got {sizes!r}")
+        raise TypeError(
+            f"assignments expects the sizes of the named axes, such as {{'i': 8}}, but got {sizes!r}"
+        )
     shape = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
     every = [a for a in _all_assignments(list(sizes.items()), shape, frozenset(loops)) if a]
     return every if limit is None else _diverse(every, limit)
@@ -172,7 +200,9 @@ def _divisions(size, mesh_shape):
 
 
 def _loops_of(size, allowed):
-    """No loop and, if loops are allowed, one of two iterations (or as few as possible) and one over single elements."""
+    """No loop and, if loops are allowed, one of two iterations (or as few as possible) and one over
+    single elements.
+    """
     yield ()
     lengths = [k for k in range(2, size + 1) if size % k == 0] if allowed else []
     for length in dict.fromkeys([*lengths[:1], *lengths[-1:]]):
@@ -180,7 +210,9 @@ def _loops_of(size, allowed):
 
 
 def _diverse(every, limit):
-    """A selection in which each axis, and then each pair of axes, gets as many different resources as possible."""
+    """A selection in which each axis, and then each pair of axes, gets as many different resources
+    as possible.
+    """
     chosen: list[Resources] = []
     covered: set[Any] = set()
     while len(chosen) < min(limit, len(every)):
@@ -192,11 +224,17 @@ def _diverse(every, limit):
 
 def _features(assignment):
     single = list(assignment.items())
-    return {*single, *itertools.combinations(single, 2), *(("alone", entry) for entry in single if len(single) == 1)}
+    return {
+        *single,
+        *itertools.combinations(single, 2),
+        *(("alone", entry) for entry in single if len(single) == 1),
+    }
 
 
 def _choices(declared, args, mesh):
-    """What a call leaves open: the sizes of its axes, the mesh axes that are free, and the axes that may be loops."""
+    """What a call leaves open: the sizes of its axes, the mesh axes that are free, and the axes
+    that may be loops.
+    """
     found: list[Any] = []
 
     def place(*args):
@@ -234,11 +272,17 @@ def _value(function, args):
 def _value_and_derivatives(function, args):
     """The results, and the derivatives of a random linear functional of them."""
     leaves, tree = jax.tree.flatten(args)
-    floats = {k: jnp.asarray(leaf) for k, leaf in enumerate(leaves) if _is_floating(jnp.result_type(leaf))}
+    floats = {
+        k: jnp.asarray(leaf) for k, leaf in enumerate(leaves) if _is_floating(jnp.result_type(leaf))
+    }
 
     def loss(floats):
-        results = function(*jax.tree.unflatten(tree, [floats.get(k, leaf) for k, leaf in enumerate(leaves)]))
-        rng = np.random.default_rng(0x786D6170)  # no user's: weights that are their data may have no derivative
+        results = function(
+            *jax.tree.unflatten(tree, [floats.get(k, leaf) for k, leaf in enumerate(leaves)])
+        )
+        rng = np.random.default_rng(
+            0x786D6170
+        )  # no user's: weights that are their data may have no derivative
         weighted = [
             jnp.sum(jnp.real(leaf * jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)))
             for leaf in jax.tree.leaves(results)
@@ -248,7 +292,10 @@ def _value_and_derivatives(function, args):
 
     gradients, results = jax.grad(loss, has_aux=True)(floats)
     paths = [argument_path(path, "args") for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-    return {"result": results, "derivative": {paths[k]: gradient for k, gradient in gradients.items()}}
+    return {
+        "result": results,
+        "derivative": {paths[k]: gradient for k, gradient in gradients.items()},
+    }
 
 
 def _is_floating(dtype):
@@ -259,10 +306,18 @@ def _compare(what, actual, expected, rtol):
     for kind, results in expected.items():
         got, want = jax.tree.structure(actual[kind]), jax.tree.structure(results)
         if got != want:
-            raise AssertionError(f"{what} changes the structure of the {kind}: {got} instead of {want}")
-        pairs = zip(jax.tree_util.tree_leaves_with_path(results), jax.tree.leaves(actual[kind]), strict=True)
+            raise AssertionError(
+                f"{what} changes the structure of the {kind}: {got} instead of {want}"
+            )
+        pairs = zip(
+            jax.tree_util.tree_leaves_with_path(results), jax.tree.leaves(actual[kind]), strict=True
+        )
         for (path, e), a in pairs:
-            name = argument_path(path, "result") if kind == "result" else f"the derivative for {path[0].key}"
+            name = (
+                argument_path(path, "result")
+                if kind == "result"
+                else f"the derivative for {path[0].key}"
+            )
             _compare_leaf(f"{what} changes {name}", a, e, rtol)
 
 

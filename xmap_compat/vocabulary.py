@@ -35,9 +35,11 @@ def _einsum_or(positional: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def complete(restoration: _jax.Restoration) -> None:
-    """Add these functions to what is put in place while a body is traced: once, before anything is put in place.
+    """Add these functions to what is put in place while a body is traced: once, before anything is
+    put in place.
 
-    Who comes first calls it: the first import of xmap, or install(), which can come in the middle of that import.
+    Who comes first calls it: the first import of xmap, or install(), which can come in the middle
+    of that import.
     """
     for name, function in REMOVED_FROM_LAX.items():
         restoration.attribute(jax.lax, name, function)

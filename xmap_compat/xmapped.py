@@ -1,4 +1,6 @@
-"""What ``xmap`` returns: its type for annotations, ``f.plan``, its repr, and a second try where jit refuses a call."""
+"""What ``xmap`` returns: its type for annotations, ``f.plan``, its repr, and a second try where jit
+refuses a call.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ R = TypeVar("R", covariant=True)
 
 
 class Xmapped(Protocol[P, R]):
-    """The type of what :func:`xmap` returns: the parameters and the result of the function, as in ``jax.vmap``.
+    """The type of what :func:`xmap` returns: the parameters and the result of the function, as in
+    ``jax.vmap``.
 
-    At run time it is an object that ``jax.jit`` made, with an attribute ``plan``.  Its parameters are positional only.
+    At run time it is an object that ``jax.jit`` made, with an attribute ``plan``.  Its parameters
+    are positional only.
 
     >>> import jax
     >>> from xmap_compat import Xmapped, xmap
@@ -55,7 +59,9 @@ class Xmapped(Protocol[P, R]):
     @overload
     def __get__(self, instance: None, owner: Any = None, /) -> Self: ...
     @overload
-    def __get__(self: Xmapped[Concatenate[Any, Q], R], instance: object, owner: Any = None, /) -> Callable[Q, R]: ...
+    def __get__(
+        self: Xmapped[Concatenate[Any, Q], R], instance: object, owner: Any = None, /
+    ) -> Callable[Q, R]: ...
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced: ...
 
@@ -84,7 +90,8 @@ class Planner:
         """The plan of one call, which is traced but neither compiled nor executed.
 
         Args:
-          args: the arguments of the call, or types in the place of arrays (``jax.ShapeDtypeStruct``).
+          args: the arguments of the call, or types in the place of arrays
+          (``jax.ShapeDtypeStruct``).
           mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
 
         Example:
@@ -115,11 +122,16 @@ _plain_repr = _Jitted.__repr__
 
 
 def _repr(function: Any) -> str:
-    """``<xmap(centred, in_axes=['batch'], ...)>``; JAX's own for other jitted functions, ``jax.jit(f)`` too."""
+    """``<xmap(centred, in_axes=['batch'], ...)>``; JAX's own for other jitted functions,
+    ``jax.jit(f)`` too.
+    """
     declared = declaration_of(function)
     if declared is None or function.__wrapped__ is not declared.fun:
         return _plain_repr(function)
-    resources = {name: entries[0] if len(entries) == 1 else entries for name, entries in declared.resources.items()}
+    resources = {
+        name: entries[0] if len(entries) == 1 else entries
+        for name, entries in declared.resources.items()
+    }
     specs = {"in_axes": declared.in_source, "out_axes": declared.out_source}
     options = specs | {"axis_sizes": declared.sizes or None, "axis_resources": resources or None}
     shown = [f"{name}={show(value)}" for name, value in options.items() if value is not None]
@@ -146,7 +158,9 @@ def recover_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Any, ...] | None:
-    """Raise a better error, or return arguments that are moved to the mesh; None if the error stands."""
+    """Raise a better error, or return arguments that are moved to the mesh; None if the error
+    stands.
+    """
     importlib.import_module("xmap_compat.core.notes").add_note_on_captured(error, declared, args)
     if isinstance(error, TypeError) and kwargs:
         raise keyword_arguments(kwargs) from None
@@ -163,7 +177,9 @@ def recover_call(
 
 
 def _check_values(args: tuple[Any, ...], error: Any = None, donated: tuple[int, ...] = ()) -> None:
-    """Raise for arguments that are no arrays, or are deleted, because jit's messages do not say which."""
+    """Raise for arguments that are no arrays, or are deleted, because jit's messages do not say
+    which.
+    """
     for path, value in jax.tree_util.tree_leaves_with_path(args):
         if isinstance(error, (TypeError, type(None))) and not is_array(value):
             raise _no_array_argument(argument_path(path, "args"), value) from None
@@ -186,10 +202,13 @@ def _donated_argument(path: str, donated: Sequence[int]) -> RuntimeError:
     )
 
 
-def _moved_to_mesh(declared: calls.Declaration, args: tuple[Any, ...], error: Exception) -> tuple[Any, ...] | None:
+def _moved_to_mesh(
+    declared: calls.Declaration, args: tuple[Any, ...], error: Exception
+) -> tuple[Any, ...] | None:
     """The arguments of a call at top level, with those on one device moved to the mesh in scope.
 
-    None if there are no such arguments, or if others are committed to other devices; the error then says so.
+    None if there are no such arguments, or if others are committed to other devices; the error then
+    says so.
     """
     scope = current_scope()
     devices = set(devices_of(scope.mesh))
@@ -197,7 +216,9 @@ def _moved_to_mesh(declared: calls.Declaration, args: tuple[Any, ...], error: Ex
         return None
     arguments = calls.bind_arguments(declared, args)
     leaves = arguments.leaves
-    homes = [x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves]
+    homes = [
+        x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves
+    ]
     on_one_device = [len(home) == 1 for home in homes]
     elsewhere = [len(home) > 1 and home != devices for home in homes]
     if any(elsewhere):
@@ -208,6 +229,11 @@ def _moved_to_mesh(declared: calls.Declaration, args: tuple[Any, ...], error: Ex
     if any(elsewhere) or not any(on_one_device):
         return None
     placements = calls.locate(declared, arguments)
-    shardings = [jax.sharding.NamedSharding(scope.mesh, calls.partition_spec(s, placements)) for s in arguments.specs]
-    moved = [jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)]
+    shardings = [
+        jax.sharding.NamedSharding(scope.mesh, calls.partition_spec(s, placements))
+        for s in arguments.specs
+    ]
+    moved = [
+        jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)
+    ]
     return jax.tree.unflatten(arguments.tree, moved)

@@ -24,7 +24,9 @@ def launch(count, command):
     try:
         for k in range(count):
             own = {"SLURM_PROCID": str(k), "SLURM_LOCALID": str(k)}
-            processes.append(subprocess.Popen([sys.executable, *command], env={**os.environ, **job, **own}))
+            processes.append(
+                subprocess.Popen([sys.executable, *command], env={**os.environ, **job, **own})
+            )
         while None in (codes := [p.poll() for p in processes]) and not any(codes):
             time.sleep(0.1)
         deadline = time.monotonic() + SECONDS_TO_END

@@ -57,7 +57,11 @@ def init_state():
     """The same on every process."""
     rng = np.random.default_rng(0)
     w1 = rng.normal(0, INPUTS**-0.5, (INPUTS, HIDDEN)).astype(np.float32)
-    params = {"w1": w1, "b1": np.zeros(HIDDEN, np.float32), "w2": rng.normal(0, 0.1, HIDDEN).astype(np.float32)}
+    params = {
+        "w1": w1,
+        "b1": np.zeros(HIDDEN, np.float32),
+        "w2": rng.normal(0, 0.1, HIDDEN).astype(np.float32),
+    }
     return {"params": params, "momentum": jax.tree.map(np.zeros_like, params), "step": np.int32(0)}
 
 
@@ -110,10 +114,16 @@ def train(resources, steps, checkpoints, report):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=20, help="train until so many steps have been made")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="train until so many steps have been made"
+    )
     parser.add_argument("--assignment", choices=ASSIGNMENTS, default="data")
-    parser.add_argument("--checkpoints", type=lambda path: pathlib.Path(path).resolve(), metavar="DIR")
-    parser.add_argument("--result", metavar="FILE", help="write the trained parameters to a file of NumPy's")
+    parser.add_argument(
+        "--checkpoints", type=lambda path: pathlib.Path(path).resolve(), metavar="DIR"
+    )
+    parser.add_argument(
+        "--result", metavar="FILE", help="write the trained parameters to a file of NumPy's"
+    )
     options = parser.parse_args()
 
     jax.distributed.initialize()  # before all else that JAX does; from now on jax.devices() are those of all processes
@@ -122,7 +132,9 @@ def main():
     with mesh(devices, ("process", "device")):
         state = train(ASSIGNMENTS[options.assignment], options.steps, options.checkpoints, report)
     w1 = state["params"]["w1"]
-    print(f"process {jax.process_index()}: w1 {w1.sharding.spec}, here {process_array(w1).shape} of {w1.shape}")
+    print(
+        f"process {jax.process_index()}: w1 {w1.sharding.spec}, here {process_array(w1).shape} of {w1.shape}"
+    )
     if options.result:
         params = process_array(state["params"], whole=True)  # all processes take part
         if jax.process_index() == 0:

@@ -29,7 +29,9 @@ def disagreement(view, value, shape):
         return "dims"
     if value.positional_shape() != tuple(shape):
         return "shape"
-    if not value.names.issuperset(named) or sizes != {n: view.placement_of(n).local_size for n in named}:
+    if not value.names.issuperset(named) or sizes != {
+        n: view.placement_of(n).local_size for n in named
+    }:
         return "names of dims"
     if view.typed:
         varying, expected = _jax.varying_axes(value.data), frozenset(view.mesh_axes_of(value.names))
@@ -58,7 +60,9 @@ def scaled(x, w):
     return x * w
 
 
-scaled.defvjp(lambda x, w: (x * w, (x, w)), lambda kept, ct: (ct * kept[1], lax.psum(ct * kept[0], "i")))
+scaled.defvjp(
+    lambda x, w: (x * w, (x, w)), lambda kept, ct: (ct * kept[1], lax.psum(ct * kept[0], "i"))
+)
 
 
 @jax.custom_jvp
@@ -71,7 +75,9 @@ scaled_alone.defjvp(lambda primals, tangents: (primals[0] * primals[1], tangents
 
 def loops(v, w):
     carried, ys = lax.scan(lambda c, x: (c + x * w, c), v[0], v)
-    return lax.while_loop(lambda c: c.sum() < 3, lambda c: c + lax.psum(v[0] ** 2, "i"), carried), ys.sum(0)
+    return lax.while_loop(
+        lambda c: c.sum() < 3, lambda c: c + lax.psum(v[0] ** 2, "i"), carried
+    ), ys.sum(0)
 
 
 def branches(v, w):
@@ -80,7 +86,9 @@ def branches(v, w):
 
 def collectives(v, w):
     gathered = lax.all_gather(v, "i").sum((0, 1))
-    return lax.ppermute(v[0], "i", [(k, (k + 1) % 8) for k in range(8)]), gathered * lax.axis_index("i")
+    return lax.ppermute(v[0], "i", [(k, (k + 1) % 8) for k in range(8)]), gathered * lax.axis_index(
+        "i"
+    )
 
 
 def inside(v, w):
@@ -94,17 +102,26 @@ def local(v, w):
 
 
 PROGRAMS = {f.__name__: f for f in (loops, branches, collectives, inside, local)}
-RESOURCES = {"none": (), "part": "x", "full": ("x", "y"), "loop": SerialLoop(2), "part and loop": ("x", SerialLoop(2))}
+RESOURCES = {
+    "none": (),
+    "part": "x",
+    "full": ("x", "y"),
+    "loop": SerialLoop(2),
+    "part and loop": ("x", SerialLoop(2)),
+}
 V, W = np.ones((8, 2, 3), np.float32), np.ones(3, np.float32)
 
 
 # A collective may not name an axis on a loop.
 @pytest.mark.parametrize(
-    ("program", "resources"), [(f, r) for f in PROGRAMS for r in RESOURCES if f == "local" or "loop" not in r]
+    ("program", "resources"),
+    [(f, r) for f in PROGRAMS for r in RESOURCES if f == "local" or "loop" not in r],
 )
 def test_type_dimensions_and_names_agree_after_each_equation(program, resources):
     SEEN.clear()
-    mapped = xmap(PROGRAMS[program], (["i", ...], {}), ["i", ...], axis_resources={"i": RESOURCES[resources]})
+    mapped = xmap(
+        PROGRAMS[program], (["i", ...], {}), ["i", ...], axis_resources={"i": RESOURCES[resources]}
+    )
     loss = lambda v, w: sum(leaf.sum() for leaf in mapped(v, w))
     with MESH42, watching(Watcher(Agreeing), jitted=True):
         jax.make_jaxpr(loss if program == "loops" else jax.grad(loss, (0, 1)))(V, W)
@@ -126,7 +143,10 @@ X = NamedValue(np.ones((2, 3)), ("i", None), frozenset("i"))
     ],
 )
 def test_the_check_finds_what_disagrees(changes, wrong):
-    assert disagreement(DeviceView({"i": Placement("i", 2)}), dataclasses.replace(X, **changes), (3,)) == wrong
+    assert (
+        disagreement(DeviceView({"i": Placement("i", 2)}), dataclasses.replace(X, **changes), (3,))
+        == wrong
+    )
 
 
 @pytest.mark.parametrize("names", ["i", ""])
@@ -135,10 +155,14 @@ def test_the_check_finds_a_wrong_type(names):
     found = []
 
     def on_device(x, w):
-        found.extend(disagreement(view, NamedValue(data, (None,), frozenset(names)), (3,)) for data in (x, w))
+        found.extend(
+            disagreement(view, NamedValue(data, (None,), frozenset(names)), (3,)) for data in (x, w)
+        )
         return x
 
-    mapped = jax.shard_map(on_device, mesh=MESH42, in_specs=(jax.P("x"), jax.P()), out_specs=jax.P("x"))
+    mapped = jax.shard_map(
+        on_device, mesh=MESH42, in_specs=(jax.P("x"), jax.P()), out_specs=jax.P("x")
+    )
     jax.make_jaxpr(mapped)(np.ones(12), np.ones(3))
     wrong = "varying mesh axes"
     assert found == ([None, wrong] if names else [wrong, None])

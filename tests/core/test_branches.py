@@ -50,11 +50,15 @@ NOT_DIFFERENTIABLE = {
     "softplus": lambda z: jax.nn.softplus(jnp.sqrt(z)),
     "logaddexp": lambda z: jnp.logaddexp(jnp.log(z), 0.5),
     "a rule in a rule": lambda z: half_tangent(jnp.sqrt(z)),
-    "in a scan": lambda z: lax.scan(lambda c, t: (half_tangent(jnp.sqrt(c)) * t, None), z, jnp.arange(1.0, 3))[0],
+    "in a scan": lambda z: lax.scan(
+        lambda c, t: (half_tangent(jnp.sqrt(c)) * t, None), z, jnp.arange(1.0, 3)
+    )[0],
     "in a jit": jax.jit(lambda z: jax.jit(jax.nn.relu)(jnp.sqrt(z))),
     "in a remat": jax.checkpoint(lambda z: jnp.sin(jax.nn.relu(jnp.sqrt(z)))),
     "in a branch": lambda z: lax.cond(z < 1, lambda z: jax.nn.relu(jnp.sqrt(z)), jnp.log, z),
-    "in a vmap": lambda z: jax.vmap(lambda c: jax.nn.relu(jnp.sqrt(z * c)))(jnp.arange(1.0, 3)).sum(),
+    "in a vmap": lambda z: jax.vmap(lambda c: jax.nn.relu(jnp.sqrt(z * c)))(
+        jnp.arange(1.0, 3)
+    ).sum(),
 }
 ONLY_REVERSE = {
     "cotangent": lambda z: half_cotangent(jnp.sqrt(z)),
@@ -120,7 +124,10 @@ def summing(part):
 
 # name: the branch of z; by hand of all z[a, b], of those that reach someone who takes it, and of those that take it.
 COLLECTIVES = {
-    "after the sum": (lambda z: over_b(z) * jnp.sqrt(z), lambda z, met, own: z.sum(1, keepdims=True) * jnp.sqrt(own)),
+    "after the sum": (
+        lambda z: over_b(z) * jnp.sqrt(z),
+        lambda z, met, own: z.sum(1, keepdims=True) * jnp.sqrt(own),
+    ),
     "before the sum": (
         lambda z: over_b(jnp.sqrt(jnp.abs(z) - 0.1)),
         lambda z, met, own: jnp.sqrt(jnp.abs(met) - 0.1).sum(1, keepdims=True),
@@ -134,21 +141,39 @@ COLLECTIVES = {
         lambda z, met, own: jnp.sin(z.sum(1, keepdims=True)) * jnp.sqrt(own),
     ),
     "in a branch": (
-        lambda z: lax.cond(z < 1, lambda z: over_b(z) * jnp.sqrt(z), lambda z: lax.pmean(z, "b") * jnp.log(z), z),
-        lambda z, met, own: z.sum(1, keepdims=True) * jnp.where(own < 1, jnp.sqrt(own), jnp.log(own) / z.shape[1]),
+        lambda z: lax.cond(
+            z < 1, lambda z: over_b(z) * jnp.sqrt(z), lambda z: lax.pmean(z, "b") * jnp.log(z), z
+        ),
+        lambda z, met, own: (
+            z.sum(1, keepdims=True) * jnp.where(own < 1, jnp.sqrt(own), jnp.log(own) / z.shape[1])
+        ),
     ),
     "two after each other": (
         lambda z: over_b(jnp.sin(over_b(z)) * z) * jnp.sqrt(z),
-        lambda z, met, own: jnp.sin(z.sum(1, keepdims=True)) * z.sum(1, keepdims=True) * jnp.sqrt(own),
+        lambda z, met, own: (
+            jnp.sin(z.sum(1, keepdims=True)) * z.sum(1, keepdims=True) * jnp.sqrt(own)
+        ),
     ),
     "over an axis along which all agree": (
         lambda z: lax.cond(lax.pmax(z, "b") > 99, lambda z: over_b(jnp.sqrt(z - 2)), jnp.sin, z),
         lambda z, met, own: jnp.sin(own),
     ),
-    "in a tangent": (lambda z: jnp.sqrt(summing("tangent")(z)), lambda z, met, own: jnp.sqrt(1.5 * own)),
-    "in a function": (lambda z: jnp.sqrt(summing("function")(z)), lambda z, met, own: jnp.sqrt(1.5 * own)),
-    "in a forward rule": (lambda z: jnp.sqrt(summing("forward")(z)), lambda z, met, own: jnp.sqrt(1.5 * own)),
-    "in a backward rule": (lambda z: jnp.sqrt(summing("backward")(z)), lambda z, met, own: jnp.sqrt(1.5 * own)),
+    "in a tangent": (
+        lambda z: jnp.sqrt(summing("tangent")(z)),
+        lambda z, met, own: jnp.sqrt(1.5 * own),
+    ),
+    "in a function": (
+        lambda z: jnp.sqrt(summing("function")(z)),
+        lambda z, met, own: jnp.sqrt(1.5 * own),
+    ),
+    "in a forward rule": (
+        lambda z: jnp.sqrt(summing("forward")(z)),
+        lambda z, met, own: jnp.sqrt(1.5 * own),
+    ),
+    "in a backward rule": (
+        lambda z: jnp.sqrt(summing("backward")(z)),
+        lambda z, met, own: jnp.sqrt(1.5 * own),
+    ),
 }
 
 
@@ -171,15 +196,22 @@ def some_rows_taken(a, b):
 def of_collectives(functions, a, b):
     x, direction = some_rows_taken(a, b), weights(a, b)
     gradient = lambda f: jax.grad(lambda x: (f(x) * direction).sum())
-    return {name: (f(x), gradient(f)(x), jax.jvp(gradient(f), (x,), (direction,))[1]) for name, f in functions.items()}
+    return {
+        name: (f(x), gradient(f)(x), jax.jvp(gradient(f), (x,), (direction,))[1])
+        for name, f in functions.items()
+    }
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_in_a_branch_with_a_collective_each_element_has_the_derivative_of_what_it_contributes(placement):
+def test_in_a_branch_with_a_collective_each_element_has_the_derivative_of_what_it_contributes(
+    placement,
+):
     """Elements in whose row nobody takes the branch have none, even where what they contribute has no derivative."""
     a, b, resources = PLACEMENTS[placement]
-    expected = jax.jit(lambda: of_collectives({n: by_hand(p) for n, (_, p) in COLLECTIVES.items()}, a, b))()
+    expected = jax.jit(
+        lambda: of_collectives({n: by_hand(p) for n, (_, p) in COLLECTIVES.items()}, a, b)
+    )()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(expected))
     with mesh42():
         functions = {
@@ -208,7 +240,9 @@ def test_a_rule_in_a_branch_sums_once_over_an_axis_that_its_operand_does_not_var
     mapped = xmap(body, ({0: "a"}, OUT_AXES, OUT_AXES), OUT_AXES, axis_resources=resources)
     with mesh42():
         gradient = jax.grad(lambda u: mapped(u, taken, factors).sum())(u)
-    np.testing.assert_allclose(gradient, np.where(taken, 3 * factors, factors).sum(1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        gradient, np.where(taken, 3 * factors, factors).sum(1), rtol=1e-4, atol=1e-5
+    )
 
 
 # --------------------------------------------------------------- what devices do, and together
@@ -272,18 +306,23 @@ def test_devices_compute_all_branches_if_a_rule_cannot_be_looked_into():
 
 def test_values_are_computed_without_asking_who_takes_a_branch():
     mapped = xmap(
-        lambda z: lax.cond(z > 0, lambda z: over_b(jnp.sqrt(z)), jnp.sin, z), ["b"], ["b"], axis_resources={"b": "x"}
+        lambda z: lax.cond(z > 0, lambda z: over_b(jnp.sqrt(z)), jnp.sin, z),
+        ["b"],
+        ["b"],
+        axis_resources={"b": "x"},
     )
     with mesh42():
-        assert [path[-1] for path in primitives(mapped, V) if path[-1].startswith(("psum", "pmax"))] == [
-            "psum_invariant"
-        ]
+        assert [
+            path[-1] for path in primitives(mapped, V) if path[-1].startswith(("psum", "pmax"))
+        ] == ["psum_invariant"]
 
 
 def test_devices_leave_a_loop_together_if_only_a_tangent_has_a_collective():
     f = with_tangent(lambda z: 1.5 * z, lambda z, t: over_b(t))
     turns = lambda: lax.axis_index("b")
-    body = lambda z: lax.while_loop(lambda s: s[0] < turns(), lambda s: (s[0] + 1, f(s[1])), (0, z))[1]
+    body = lambda z: lax.while_loop(
+        lambda s: s[0] < turns(), lambda s: (s[0] + 1, f(s[1])), (0, z)
+    )[1]
     tangent = np.arange(4, dtype=np.float32)
     for turn in range(3):
         tangent = np.where(turn < np.arange(4), tangent.sum(), tangent)

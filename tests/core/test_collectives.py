@@ -44,7 +44,10 @@ class Placement(NamedTuple):
     mesh: str = "4x2"
 
     def __str__(self):
-        axes = [f"{name}:{'x'.join(r) if isinstance(r, tuple) else r}" for name, r in self.resources.items()]
+        axes = [
+            f"{name}:{'x'.join(r) if isinstance(r, tuple) else r}"
+            for name, r in self.resources.items()
+        ]
         tail = [] if self.mesh == "4x2" else [self.mesh]
         return "+".join(axes or ["none"]) + "".join(f"@{t}" for t in [*tail, *self._size_text()])
 
@@ -55,7 +58,10 @@ class Placement(NamedTuple):
         return hash(str(self))
 
 
-BOTH_FILLED = [Placement({"a": "x", "b": "y"}, sizes=(4, 2)), Placement({"a": "y", "b": "x"}, sizes=(2, 4))]
+BOTH_FILLED = [
+    Placement({"a": "x", "b": "y"}, sizes=(4, 2)),
+    Placement({"a": "y", "b": "x"}, sizes=(2, 4)),
+]
 PLACEMENTS = [
     Placement({}),
     Placement({"a": "x"}),
@@ -142,7 +148,9 @@ def pairs(n):
 
 def regular(shape, *order):
     """Groups that are a reshape of all elements: blocks, or with the order (1, 0) every so many elements."""
-    return lambda n: np.arange(n).reshape(shape).transpose(order or (0, 1)).tolist() if n > 1 else [[0]]
+    return lambda n: (
+        np.arange(n).reshape(shape).transpose(order or (0, 1)).tolist() if n > 1 else [[0]]
+    )
 
 
 REGULAR_HALVES = [regular((2, -1)), regular((-1, 2), 1, 0)]
@@ -222,17 +230,35 @@ def over_devices(name, x, axis):
 
 #: What a case may call inside a body: ``function(*operands, axis, **options)``, as the NumPy model has it.
 JAX = SimpleNamespace(
-    **{name: getattr(lax, name) for name in ["psum", "pmax", "pmin", "pmean", "axis_index", "pbroadcast"]},
-    **{name: getattr(lax, name) for name in ["ppermute", "pshuffle", "all_gather", "all_to_all", "pswapaxes"]},
+    **{
+        name: getattr(lax, name)
+        for name in ["psum", "pmax", "pmin", "pmean", "axis_index", "pbroadcast"]
+    },
+    **{
+        name: getattr(lax, name)
+        for name in ["ppermute", "pshuffle", "all_gather", "all_to_all", "pswapaxes"]
+    },
     psum_scatter=lax.psum_scatter,
     pdot=xmap_compat.pdot,
     pargmax=xmap_compat.pargmax,
     pargmin=xmap_compat.pargmin,
-    **{f"device_{name}": functools.partial(over_devices, name) for name in ["vary", "sum", "gather", "take"]},
+    **{
+        f"device_{name}": functools.partial(over_devices, name)
+        for name in ["vary", "sum", "gather", "take"]
+    },
 )
 
 REDUCTIONS = ["psum", "pmax", "pmin", "pmean"]
-REMOVE_AXES = {*REDUCTIONS, "all_gather", "pbroadcast", "pargmax", "pargmin", "pdot", "device_sum", "device_gather"}
+REMOVE_AXES = {
+    *REDUCTIONS,
+    "all_gather",
+    "pbroadcast",
+    "pargmax",
+    "pargmin",
+    "pdot",
+    "device_sum",
+    "device_gather",
+}
 BOTH = [("a", "b"), ("b", "a")]
 AXES = ["a", "b", *BOTH]
 
@@ -262,7 +288,9 @@ class Case(NamedTuple):
         size = {"a": sizes[0], "b": sizes[1]}
         n = np.prod([size[name] for name in self.axis if name in size]).item()
         options = {k: v(n) if callable(v) else v for k, v in self.options.items()}
-        return getattr(collectives, self.function)(*(values[o] for o in self.operands), self.axis, **options)
+        return getattr(collectives, self.function)(
+            *(values[o] for o in self.operands), self.axis, **options
+        )
 
 
 def case(function, operands, axis, /, **options):
@@ -287,7 +315,9 @@ def reductions():
 def indices():
     for axis in AXES:
         yield case("axis_index", "", axis)
-    for name, operand, axis in itertools.product(["pargmax", "pargmin"], ["x", "ties", "nans", "only_b"], "ab"):
+    for name, operand, axis in itertools.product(
+        ["pargmax", "pargmin"], ["x", "ties", "nans", "only_b"], "ab"
+    ):
         yield case(name, operand, axis)
     for source, axis in itertools.product([lambda n: 0, lambda n: n // 2, lambda n: n - 1], "ab"):
         yield case("pbroadcast", "matrix", axis, source=source)
@@ -298,7 +328,9 @@ def indices():
 def permutations():
     for perm in PERMUTATIONS.values():
         yield case("ppermute", "x", "a", perm=perm)
-    for axis, name in itertools.product(["b", *BOTH], ["rotate 1", "rotate 3", "reverse", "sparse"]):
+    for axis, name in itertools.product(
+        ["b", *BOTH], ["rotate 1", "rotate 3", "reverse", "sparse"]
+    ):
         yield case("ppermute", "x", axis, perm=PERMUTATIONS[name])
     for operand in ["scalar", "matrix", "ties", "x_ba", "only_a", "only_b", "plain"]:
         yield case("ppermute", operand, "a", perm=chain)
@@ -332,7 +364,12 @@ def exchanges():
     yield case("all_to_all", "only_b_for_a", "a", split_axis=0, concat_axis=1)
     yield case("all_to_all", "only_a_for_ab", ("b", "a"), split_axis=0, concat_axis=0)
     yield case("all_to_all", "plain_for_a", "a", split_axis=0, concat_axis=0)
-    for operand, axis, at in [("square_a", "a", 0), ("square_a", "a", 1), ("cube_b", "b", 1), ("only_b_for_a", "a", 0)]:
+    for operand, axis, at in [
+        ("square_a", "a", 0),
+        ("square_a", "a", 1),
+        ("cube_b", "b", 1),
+        ("only_b_for_a", "a", 0),
+    ]:
         yield case("pswapaxes", operand, axis, axis=at)
 
 
@@ -360,7 +397,9 @@ def contractions():
         yield case("pdot", "matrix x", axis)
         yield case("pdot", "matrix x", axis, pos_contract=((0,), (0,)))
         yield case("pdot", "matrix x_ba", axis, pos_batch=((0,), (0,)))
-        yield case("pdot", "matrix matrix_b", axis, pos_contract=((1,), (0,)), pos_batch=((0,), (1,)))
+        yield case(
+            "pdot", "matrix matrix_b", axis, pos_contract=((1,), (0,)), pos_batch=((0,), (1,))
+        )
         yield case("pdot", "only_a only_b", axis)
     for names in ["scalar scalar", "only_a plain", "plain x", "plain only_b", "plain plain"]:
         yield case("pdot", names, "a")
@@ -380,15 +419,26 @@ def groups():
         yield case("all_gather", "matrix", "a", axis=at, tiled=tiled, axis_index_groups=halves)
     yield case("all_gather", "scalar", "a", axis_index_groups=pairs)
     for split, concat in [(0, 0), (0, 1), (0, 2), (2, 0), (2, 2)]:
-        yield case("all_to_all", "half", "a", split_axis=split, concat_axis=concat, axis_index_groups=halves)
+        yield case(
+            "all_to_all",
+            "half",
+            "a",
+            split_axis=split,
+            concat_axis=concat,
+            axis_index_groups=halves,
+        )
     for concat in [0, 1]:
         options = {"split_axis": 0, "concat_axis": concat, "tiled": True}
         yield case("all_to_all", "tiled_half", "a", **options, axis_index_groups=halves)
     yield case("all_to_all", "pair", "a", split_axis=0, concat_axis=1, axis_index_groups=pairs)
-    yield case("all_to_all", "only_b_half", "a", split_axis=0, concat_axis=0, axis_index_groups=halves)
+    yield case(
+        "all_to_all", "only_b_half", "a", split_axis=0, concat_axis=0, axis_index_groups=halves
+    )
     yield case("pswapaxes", "half", "a", axis=2, axis_index_groups=halves)
     for dimension in [0, 2]:
-        yield case("psum_scatter", "half", "a", scatter_dimension=dimension, axis_index_groups=halves)
+        yield case(
+            "psum_scatter", "half", "a", scatter_dimension=dimension, axis_index_groups=halves
+        )
     yield case("psum_scatter", "tiled_half", "a", tiled=True, axis_index_groups=halves)
     yield case("psum_scatter", "only_b_half", "a", axis_index_groups=halves)
     yield case("psum_scatter", "pair", "a", axis_index_groups=pairs)
@@ -422,13 +472,20 @@ def devices_of_nested_xmaps():
         yield case("device_vary", "only_b", axis)
         yield case("device_sum", "x", axis)
         yield case("device_gather", "matrix", axis)
-    for operand, axis in [("square_a", "a"), ("only_b_for_a", "a"), ("cube_b", "b"), ("line_ab", ("b", "a"))]:
+    for operand, axis in [
+        ("square_a", "a"),
+        ("only_b_for_a", "a"),
+        ("cube_b", "b"),
+        ("line_ab", ("b", "a")),
+    ]:
         yield case("device_take", operand, axis)
 
 
 EVERYWHERE = [reductions, indices, permutations, gathers, exchanges, scatters, contractions]
 SOMEWHERE = [groups, dtypes]
-FAMILIES = {family.__name__: list(family()) for family in [*EVERYWHERE, *SOMEWHERE, devices_of_nested_xmaps]}
+FAMILIES = {
+    family.__name__: list(family()) for family in [*EVERYWHERE, *SOMEWHERE, devices_of_nested_xmaps]
+}
 CELLS = [
     *((family.__name__, placement) for family in EVERYWHERE for placement in PLACEMENTS),
     *((family.__name__, placement) for family in SOMEWHERE for placement in FEW_PLACEMENTS),
@@ -497,10 +554,14 @@ def test_every_rule_has_an_oracle():
 
 
 def test_every_rule_has_a_case():
-    values = {name: np.ones(positional(*FILLS_X), np.float32) for name, (_, positional) in SHAPES.items()}
+    values = {
+        name: np.ones(positional(*FILLS_X), np.float32) for name, (_, positional) in SHAPES.items()
+    }
     cases = [case for cases in FAMILIES.values() for case in cases]
     body = lambda values: [case(JAX, values, FILLS_X) for case in cases]
-    assert set(COLLECTIVES) <= primitives_of(jax.make_jaxpr(body, axis_env=list(zip("ab", FILLS_X)))(values))
+    assert set(COLLECTIVES) <= primitives_of(
+        jax.make_jaxpr(body, axis_env=list(zip("ab", FILLS_X)))(values)
+    )
 
 
 # ----------------------------------------------------------------- constants, containers, long names
@@ -513,7 +574,9 @@ def test_sums_of_python_numbers_are_python_numbers(placement):
     found = []
 
     def body(x):
-        found.extend([lax.psum(1, "a"), lax.psum(2.5, "b"), lax.psum(-3, ("b", "a")), lax.axis_size("a")])
+        found.extend(
+            [lax.psum(1, "a"), lax.psum(2.5, "b"), lax.psum(-3, ("b", "a")), lax.axis_size("a")]
+        )
         return x
 
     with mesh_of(placement):
@@ -540,7 +603,10 @@ ON_TREES = {
 def test_collectives_map_over_containers(placement):
     """A dictionary of tuples, with None in it, comes back as one, each leaf by itself."""
     values, model = operands(placement.sizes), oracles.Model(**dict(zip("ab", placement.sizes)))
-    tree = {"u": (values["square_a"], None), "v": [values["int32"][..., None] * np.ones((1, 3), np.int32)]}
+    tree = {
+        "u": (values["square_a"], None),
+        "v": [values["int32"][..., None] * np.ones((1, 3), np.int32)],
+    }
     calls = {name: Case(name, ("tree",), "a", options) for name, options in ON_TREES.items()}
 
     def body(tree):
@@ -550,9 +616,15 @@ def test_collectives_map_over_containers(placement):
     with mesh_of(placement):
         results = mapped(tree)
     for name, call in calls.items():
-        oracle = jax.tree.map(lambda leaf, call=call: call(model, {"tree": leaf}, placement.sizes), tree)
+        oracle = jax.tree.map(
+            lambda leaf, call=call: call(model, {"tree": leaf}, placement.sizes), tree
+        )
         assert jax.tree.structure(results[name]) == jax.tree.structure(tree)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), results[name], oracle)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5),
+            results[name],
+            oracle,
+        )
 
 
 def of_every_ordered_type():
@@ -560,8 +632,13 @@ def of_every_ordered_type():
     some are without infinity, or NaN."""
     values = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32) * 4
     # jnp.max of float8_e8m0fnu, which has no sign, is NaN.
-    eight_bits = [name for name in dir(jnp) if name.startswith("float8_") and name != "float8_e8m0fnu"]
-    arrays = {name: values.astype(getattr(jnp, name)) for name in ["bfloat16", "float16", "float32", *eight_bits]}
+    eight_bits = [
+        name for name in dir(jnp) if name.startswith("float8_") and name != "float8_e8m0fnu"
+    ]
+    arrays = {
+        name: values.astype(getattr(jnp, name))
+        for name in ["bfloat16", "float16", "float32", *eight_bits]
+    }
     arrays |= {"float4_e2m1fn": values.astype(jnp.float4_e2m1fn)}
     arrays |= {name: values.astype(name) for name in ["int8", "int16", "int32"]}
     arrays |= {name: np.abs(values).astype(name) for name in ["uint8", "uint16", "uint32"]}
@@ -592,7 +669,9 @@ def test_a_permutation_is_checked_by_one_look_at_each_index():
     perm = [(Index(k), Index(k + 1)) for k in range(999)]
     check_permutation({"perm": perm}, 1000, "here")
     assert looks <= 2 * len(perm)
-    with pytest.raises(ValueError, match="destination index 7 of ppermute at here should be in one pair only"):
+    with pytest.raises(
+        ValueError, match="destination index 7 of ppermute at here should be in one pair only"
+    ):
         check_permutation({"perm": [*perm, (Index(999), Index(7))]}, 1000, "here")
 
 
@@ -609,7 +688,10 @@ def test_extrema_of_every_type(groups, resources, mesh42):
 
     def body(arrays):
         extrema = {"max": lax.pmax, "min": lax.pmin}
-        return {k: jax.tree.map(lambda v, f=f: f(v, "i", axis_index_groups=groups), arrays) for k, f in extrema.items()}
+        return {
+            k: jax.tree.map(lambda v, f=f: f(v, "i", axis_index_groups=groups), arrays)
+            for k, f in extrema.items()
+        }
 
     with mesh42:
         results = xmap(body, ["i", ...], ["i", ...], axis_resources=resources)(arrays)
@@ -619,4 +701,6 @@ def test_extrema_of_every_type(groups, resources, mesh42):
             for group in groups or [list(range(8))]:
                 expected[group] = reduce(wide[group], 0)
             assert results[kind][name].dtype == array.dtype
-            np.testing.assert_array_equal(np.asarray(results[kind][name]).astype(np.float32), expected, name)
+            np.testing.assert_array_equal(
+                np.asarray(results[kind][name]).astype(np.float32), expected, name
+            )

@@ -49,7 +49,9 @@ def vmapped_scale(f, t, s):
 
 
 def vmapped_twice(f, t, s):
-    return jax.vmap(jax.vmap(f, (0, None)), (None, 0), 1)(jnp.stack([t, 2 * t, t - 1]), jnp.stack([s, -s]))
+    return jax.vmap(jax.vmap(f, (0, None)), (None, 0), 1)(
+        jnp.stack([t, 2 * t, t - 1]), jnp.stack([s, -s])
+    )
 
 
 def vmapped_gradient(f, t, s):
@@ -100,7 +102,13 @@ BETWEEN = (
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "outer,inner",
-    [({}, {}), ({"a": "x"}, {"k": "y"}), ({}, {"k": ("y", "x")}), ({"a": "y"}, {"k": "x"}), ({"a": "y"}, {})],
+    [
+        ({}, {}),
+        ({"a": "x"}, {"k": "y"}),
+        ({}, {"k": ("y", "x")}),
+        ({"a": "y"}, {"k": "x"}),
+        ({"a": "y"}, {}),
+    ],
     ids=str,
 )
 def test_transformations_between_nested_xmaps(outer, inner, mesh42):
@@ -112,7 +120,9 @@ def test_transformations_between_nested_xmaps(outer, inner, mesh42):
 
     with mesh42:
         result = xmap(every_use, ["a", ...], ["a", ...], axis_resources=outer)(t, s)
-    expected = jax.jit(jax.vmap(lambda t, s: {use.__name__: use(positional_centred, t, s) for use in BETWEEN}))(t, s)
+    expected = jax.jit(
+        jax.vmap(lambda t, s: {use.__name__: use(positional_centred, t, s) for use in BETWEEN})
+    )(t, s)
     assert_same(result, expected)
 
 
@@ -136,13 +146,17 @@ def summing(axes):
 
 def sum_rule(total):
     """``psum(v * t)`` over a, as the only result."""
-    return ruled(lambda v, t: lax.psum(v * t, "a"), keep, lambda r, ct: (ct * r[1], total(ct * r[0])))
+    return ruled(
+        lambda v, t: lax.psum(v * t, "a"), keep, lambda r, ct: (ct * r[1], total(ct * r[0]))
+    )
 
 
 def two_results_rule(total):
     """A sum, and what does not vary without one: their cotangents are counted in different ways."""
     return ruled(
-        lambda v, t: (lax.psum(v * t, "a"), 2 * t), keep, lambda r, ct: (ct[0] * r[1], total(ct[0] * r[0]) + 2 * ct[1])
+        lambda v, t: (lax.psum(v * t, "a"), 2 * t),
+        keep,
+        lambda r, ct: (ct[0] * r[1], total(ct[0] * r[0]) + 2 * ct[1]),
     )
 
 
@@ -192,7 +206,9 @@ FORWARD_SUMS = {
 def loss_of(function):
     def loss(x, u, w):
         results = function(x * u, w)
-        return sum(jnp.sin(v).sum() for v in (results if isinstance(results, tuple) else (results,)))
+        return sum(
+            jnp.sin(v).sum() for v in (results if isinstance(results, tuple) else (results,))
+        )
 
     return loss
 
@@ -202,7 +218,9 @@ def losses_and_gradients(functions, mapped):
         total = lambda *args: (mapped(loss_of(function))(*args)).sum()
         return jax.value_and_grad(total, (0, 1, 2))(*args)
 
-    return jax.jit(lambda *args: {name: one(function, args) for name, function in functions.items()})
+    return jax.jit(
+        lambda *args: {name: one(function, args) for name, function in functions.items()}
+    )
 
 
 @pytest.mark.sampled(3)
@@ -225,7 +243,9 @@ def test_a_rule_that_gathers_forward_and_scatters_backward(placement, mesh42):
     """As in sequence parallelism; the cotangent of the gathered array arrives once, and is not counted again."""
     a, b, resources = PLACEMENTS[placement]
     gather = jax.custom_vjp(lambda v: lax.all_gather(v, "a"))
-    gather.defvjp(lambda v: (lax.all_gather(v, "a"), None), lambda _, ct: (lax.psum_scatter(ct, "a"),))
+    gather.defvjp(
+        lambda v: (lax.all_gather(v, "a"), None), lambda _, ct: (lax.psum_scatter(ct, "a"),)
+    )
     loss = lambda f: lambda x, u, w: jnp.sin(f(x * u)).sum()
     x, u, w = arguments(a, b)
     with mesh42:
@@ -296,7 +316,12 @@ def test_axes_may_have_the_same_loops_in_other_orders():
     """Each axis is cut in its own order, whichever loop is the outer one."""
     u, v = numbers(12, 2), numbers(18)
     resources = {"i": ("z", "c"), "j": ("c", "z")}
-    f = xmap(lambda u, v: (u + 1, v * 2), (["i", ...], ["j"]), ([None, "i"], ["j"]), axis_resources=resources)
+    f = xmap(
+        lambda u, v: (u + 1, v * 2),
+        (["i", ...], ["j"]),
+        ([None, "i"], ["j"]),
+        axis_resources=resources,
+    )
     with serial_loop("z", 2), serial_loop("c", 3):
         first, second = f(u, v)
     np.testing.assert_array_equal(first, u.T + 1)
@@ -318,7 +343,9 @@ def test_fresh_xmaps_with_other_axis_sizes_are_told_apart():
 def test_gathered_keys_keep_their_implementation(implementation, mesh42):
     keys = jax.random.split(jax.random.key(0, impl=implementation), 8)
     with mesh42:
-        gathered = xmap(lambda k: lax.all_gather(k, "i"), ["i"], {}, axis_resources={"i": "x"})(keys)
+        gathered = xmap(lambda k: lax.all_gather(k, "i"), ["i"], {}, axis_resources={"i": "x"})(
+            keys
+        )
     assert gathered.dtype == keys.dtype
     np.testing.assert_array_equal(jax.random.key_data(gathered), jax.random.key_data(keys))
 
@@ -336,15 +363,21 @@ def test_a_root_varies_over_an_axis_that_only_its_equation_names(mesh42):
 
     for resources in ({}, {"i": "x"}):
         with mesh42:
-            found = xmap(root, {}, ["i"], axis_sizes={"i": 8}, axis_resources=resources)(jnp.float32(1))
+            found = xmap(root, {}, ["i"], axis_sizes={"i": 8}, axis_resources=resources)(
+                jnp.float32(1)
+            )
         np.testing.assert_allclose(found, np.sqrt(2 + np.arange(8)), rtol=1e-6)
 
 
 def test_a_jitted_helper_of_a_rule_and_of_the_body_is_evaluated_for_each(mesh42):
     """Cotangents vary over what the body knows nothing of."""
-    helper = jax.jit(lambda v: lax.scan(lambda carry, t: (carry + jnp.sin(t), None), jnp.float32(0), v)[0] * v)
+    helper = jax.jit(
+        lambda v: lax.scan(lambda carry, t: (carry + jnp.sin(t), None), jnp.float32(0), v)[0] * v
+    )
     function = jax.custom_vjp(lambda v: helper(v) + helper(2 * v))
-    function.defvjp(lambda v: (helper(v) + helper(2 * v), v), lambda v, ct: (helper(ct) + helper(ct * v),))
+    function.defvjp(
+        lambda v: (helper(v) + helper(2 * v), v), lambda v, ct: (helper(ct) + helper(ct * v),)
+    )
     x = numbers(8, 3)
 
     def gradient(f):
@@ -352,7 +385,14 @@ def test_a_jitted_helper_of_a_rule_and_of_the_body_is_evaluated_for_each(mesh42)
 
     for resources in ({}, {"a": "x"}):
         with mesh42:
-            result = gradient(xmap(lambda v: function(v) + helper(v), ["a", ...], ["a", ...], axis_resources=resources))
+            result = gradient(
+                xmap(
+                    lambda v: function(v) + helper(v),
+                    ["a", ...],
+                    ["a", ...],
+                    axis_resources=resources,
+                )
+            )
         assert_same(result, gradient(jax.vmap(lambda v: function(v) + helper(v))))
 
 
@@ -360,7 +400,10 @@ def test_a_jitted_helper_of_a_rule_and_of_the_body_is_evaluated_for_each(mesh42)
 def test_python_scalars_stay_weak_through_nested_xmaps_and_rules(resources, mesh42):
     """Else a product with bfloat16 would be float32."""
     scale = jax.custom_vjp(lambda v, s: v * s)
-    scale.defvjp(lambda v, s: (v * s, (v, s)), lambda r, ct: (ct * r[1], (ct * r[0]).sum().astype(jnp.float32)))
+    scale.defvjp(
+        lambda v, s: (v * s, (v, s)),
+        lambda r, ct: (ct * r[1], (ct * r[0]).sum().astype(jnp.float32)),
+    )
     inner = lambda t, s: (scale(t, s) * s, s + 1)
 
     def body(x):
@@ -390,7 +433,9 @@ def test_python_scalars_stay_weak_in_rules_of_derivatives(mesh42):
     x = numbers(8, 4).astype(jnp.bfloat16)
     for over in (jax.vmap, lambda f: xmap(f, ["a", ...], ["a", ...], axis_resources={"a": "x"})):
         with mesh42:
-            jax.grad(lambda x, over=over: over(lambda v: scale(v, 3.0))(x).sum().astype(jnp.float32))(x)
+            jax.grad(
+                lambda x, over=over: over(lambda v: scale(v, 3.0))(x).sum().astype(jnp.float32)
+            )(x)
     assert set(seen) == {jnp.dtype(jnp.bfloat16)}
 
 
@@ -424,17 +469,29 @@ halves.defvjp(lambda v: (v / 2, None), lambda _, ct: (lax.pmean(ct, "i"),))
 def test_branches_that_elements_take_differently(resources, mesh42):
     """Of a collective in a branch, of a weight that only some use, of a rule that communicates in the gradient."""
     gathered = xmap(
-        lambda v: lax.cond(v > 0, lambda: lax.psum(v, "i"), lambda: v), ["i"], ["i"], axis_resources=resources
+        lambda v: lax.cond(v > 0, lambda: lax.psum(v, "i"), lambda: v),
+        ["i"],
+        ["i"],
+        axis_resources=resources,
     )
     weighted = xmap(
-        lambda v, w: lax.cond(v > 0, lambda: w * v, lambda: -w), (["i"], []), ["i"], axis_resources=resources
+        lambda v, w: lax.cond(v > 0, lambda: w * v, lambda: -w),
+        (["i"], []),
+        ["i"],
+        axis_resources=resources,
     )
-    ruled = xmap(lambda v: lax.cond(v > 0, halves, jnp.negative, v), ["i"], ["i"], axis_resources=resources)
+    ruled = xmap(
+        lambda v: lax.cond(v > 0, halves, jnp.negative, v), ["i"], ["i"], axis_resources=resources
+    )
     with mesh42:
         results = gathered(SIGNS), weighted(SIGNS, np.float32(3)), ruled(SIGNS)
         slope_of_weight = jax.grad(lambda w: weighted(SIGNS, w).sum())(np.float32(3))
         slopes = jax.grad(lambda v: ruled(v).sum())(SIGNS)
-    assert [np.asarray(r).tolist() for r in results] == [[-2, -2, -2, -4], [3, -3, 9, -3], [0.5, 2, 1.5, 4]]
+    assert [np.asarray(r).tolist() for r in results] == [
+        [-2, -2, -2, -4],
+        [3, -3, 9, -3],
+        [0.5, 2, 1.5, 4],
+    ]
     assert slope_of_weight == 1 - 1 + 3 - 1
     # Half of the elements have a cotangent for the rule; the others have that of their own branch beside its mean.
     np.testing.assert_array_equal(slopes, [0.5, 0.5 - 1, 0.5, 0.5 - 1])
@@ -476,7 +533,9 @@ def test_a_linear_solve_may_give_more_than_the_solution(resources, mesh42):
     solve = lambda matvec, b: (b / 2, {"three": 3 * b})
     body = lambda v, w: lax.custom_linear_solve(lambda u: 2 * u, v * w, solve, solve, has_aux=True)
     with mesh42:
-        solution, more = xmap(body, (["i"], []), ["i"], axis_resources=resources)(SIGNS, np.float32(5))
+        solution, more = xmap(body, (["i"], []), ["i"], axis_resources=resources)(
+            SIGNS, np.float32(5)
+        )
     np.testing.assert_array_equal(solution, SIGNS * 2.5)
     np.testing.assert_array_equal(more["three"], SIGNS * 15)
 
@@ -486,6 +545,8 @@ def test_the_element_that_is_broadcast_over_two_axes(resources, mesh42):
     body = lambda v, w: (lax.pbroadcast(v, ("i", "j"), 7), lax.pbroadcast(w, ("j", "i"), 7))
     x, w = numbers(4, 6, 2), numbers(6)
     with mesh42:
-        of_both, of_one = xmap(body, (["i", "j", ...], ["j"]), ([...], []), axis_resources=resources)(x, w)
+        of_both, of_one = xmap(
+            body, (["i", "j", ...], ["j"]), ([...], []), axis_resources=resources
+        )(x, w)
     np.testing.assert_array_equal(of_both, x[1, 1])  # 7 = 1 * 6 + 1
     np.testing.assert_array_equal(of_one, w[1])  # 7 = 1 * 4 + 3

@@ -31,7 +31,9 @@ SLAB = (3, 16)  # the positional shape of one element of both axes
 def test_replica_groups_are_read_in_every_notation():
     over_x = frozenset({(0, 2, 4, 6), (1, 3, 5, 7)})
     for text in ["{{0,2,4,6},{1,3,5,7}}", "[2,4]<=[4,2]T(1,0)", "mesh['x'=4,'y'=2] {'x'}"]:
-        assert replica_groups(f"%p), channel_id=1, replica_groups={text}, dimensions={{0}}") == over_x
+        assert (
+            replica_groups(f"%p), channel_id=1, replica_groups={text}, dimensions={{0}}") == over_x
+        )
     assert groups_over(["x"]) == over_x
     assert replica_groups("replica_groups=[4,2]<=[8], x") == groups_over(["y"])
 
@@ -44,9 +46,15 @@ MESH = xmap_compat.Mesh(DEVICES, ("x", "y"))
 def compiled(body, resources, *, keep="ab", operand="ab", slab=SLAB, mesh=MESH, **options):
     """The HLO of one body on an operand that varies over the axes in ``operand``."""
     size = {"a": A, "b": B}
-    mapped = xmap(body, [*operand, ...], [*keep, ...], axis_resources=resources, axis_sizes=size, **options)
+    mapped = xmap(
+        body, [*operand, ...], [*keep, ...], axis_resources=resources, axis_sizes=size, **options
+    )
     with mesh:
-        return mapped.lower(np.zeros((*(size[n] for n in operand), *slab), np.float32)).compile().as_text()
+        return (
+            mapped.lower(np.zeros((*(size[n] for n in operand), *slab), np.float32))
+            .compile()
+            .as_text()
+        )
 
 
 def per_device(resources, *, of="ab"):
@@ -96,7 +104,9 @@ def test_a_reduction_is_one_all_reduce_of_what_is_left(name, resources):
     """In groups of the axis' own mesh axes: what is split over others stays where it is."""
     hlo = compiled(lambda v: REDUCTIONS[name](v, "a"), resources, keep="b")
     left = per_device(resources, of="b")
-    assert transfers(hlo) == [Transfer("all-reduce", left, groups_over(mesh_axes_of(resources, "a")))]
+    assert transfers(hlo) == [
+        Transfer("all-reduce", left, groups_over(mesh_axes_of(resources, "a")))
+    ]
 
 
 @pytest.mark.parametrize("axes", [("a", "b"), ("b", "a")])
@@ -177,7 +187,12 @@ def test_a_reversal_is_one_permute(resources):
 
 
 def test_a_reversal_lies_in_place_on_arrival():
-    reverse = xmap(lambda v: lax.ppermute(v, "a", PERMUTATIONS["reverse"]), ["a"], ["a"], axis_resources={"a": "x"})
+    reverse = xmap(
+        lambda v: lax.ppermute(v, "a", PERMUTATIONS["reverse"]),
+        ["a"],
+        ["a"],
+        axis_resources={"a": "x"},
+    )
     with MESH:
         staged = str(jax.make_jaxpr(reverse)(np.ones(A, np.float32)))
     assert re.findall(r"= (ppermute|slice|concatenate|rev|gather)\b", staged) == ["rev", "ppermute"]
@@ -187,7 +202,9 @@ def test_a_reversal_lies_in_place_on_arrival():
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_rotation_of_a_full_axis_is_one_permute(k, resources):
     found = transfers(compiled(lambda v: lax.ppermute(v, "b", rotation(B, k)), resources))
-    assert [(t.kind, t.elements, len(t.groups)) for t in found] == [("collective-permute", per_device(resources), B)]
+    assert [(t.kind, t.elements, len(t.groups)) for t in found] == [
+        ("collective-permute", per_device(resources), B)
+    ]
 
 
 PERMUTED = {  # what a permutation is on a device
@@ -210,7 +227,12 @@ def test_a_permutation_of_whole_elements_looks_nothing_up(kind):
     )
     with MESH:
         staged = str(jax.make_jaxpr(rotated)(np.ones((4, 3))))
-    assert Counter(re.findall(r"= (ppermute|slice|concatenate|gather|select_n|dynamic_slice)\b", staged)) == expected
+    assert (
+        Counter(
+            re.findall(r"= (ppermute|slice|concatenate|gather|select_n|dynamic_slice)\b", staged)
+        )
+        == expected
+    )
 
 
 # ---------------------------------------------------------------------------- gathers, exchanges
@@ -220,15 +242,21 @@ def test_a_permutation_of_whole_elements_looks_nothing_up(kind):
 @over_axes
 @pytest.mark.parametrize("options", [{}, {"axis": 1}, {"axis": 1, "tiled": True}], ids=str)
 def test_a_gather_is_one_all_gather_of_each_device_part(options, axis, resources):
-    hlo = compiled(lambda v: lax.all_gather(v, axis, **options), resources, keep={"a": "b", "b": "a"}[axis])
-    assert transfers(hlo) == [Transfer("all-gather", per_device(resources), groups_over(mesh_axes_of(resources, axis)))]
+    hlo = compiled(
+        lambda v: lax.all_gather(v, axis, **options), resources, keep={"a": "b", "b": "a"}[axis]
+    )
+    assert transfers(hlo) == [
+        Transfer("all-gather", per_device(resources), groups_over(mesh_axes_of(resources, axis)))
+    ]
 
 
 @pytest.mark.parametrize("axes", [("a", "b"), ("b", "a")])
 def test_a_gather_of_two_axes_is_one_all_gather(axes):
     resources = {"a": "x", "b": "y"}
     hlo = compiled(lambda v: lax.all_gather(v, axes), resources, keep="")
-    assert transfers(hlo) == [Transfer("all-gather", per_device(resources), groups_over(["x", "y"]))]
+    assert transfers(hlo) == [
+        Transfer("all-gather", per_device(resources), groups_over(["x", "y"]))
+    ]
 
 
 @pytest.mark.sampled
@@ -236,7 +264,9 @@ def test_a_gather_of_two_axes_is_one_all_gather(axes):
 @pytest.mark.parametrize("concat", [0, 1])
 def test_an_exchange_is_one_all_to_all(concat, axis, resources):
     hlo = compiled(lambda v: lax.all_to_all(v, axis, 1, concat, tiled=axis == "b"), resources)
-    assert transfers(hlo) == [Transfer("all-to-all", per_device(resources), groups_over(mesh_axes_of(resources, axis)))]
+    assert transfers(hlo) == [
+        Transfer("all-to-all", per_device(resources), groups_over(mesh_axes_of(resources, axis)))
+    ]
 
 
 @pytest.mark.sampled
@@ -246,7 +276,9 @@ def test_a_scattered_sum_is_one_reduce_scatter_of_the_local_sum(tiled, axis, res
     tiled = tiled or axis == "b"
     hlo = compiled(lambda v: lax.psum_scatter(v, axis, scatter_dimension=1, tiled=tiled), resources)
     local_sum = per_device(resources, of="b") if axis == "a" else per_device(resources)
-    assert transfers(hlo) == [Transfer("reduce-scatter", local_sum, groups_over(mesh_axes_of(resources, axis)))]
+    assert transfers(hlo) == [
+        Transfer("reduce-scatter", local_sum, groups_over(mesh_axes_of(resources, axis)))
+    ]
 
 
 # ----------------------------------------------------------------------------------- contraction
@@ -278,7 +310,12 @@ MATMULS: list[tuple[dict[str, Any], list[str], int]] = [
 @pytest.mark.parametrize(("resources", "over", "elements"), MATMULS, ids=str)
 def test_a_contraction_is_one_dot_and_at_most_one_all_reduce(resources, over, elements):
     hlo = matmul_hlo(resources)
-    plain = jax.jit(jnp.dot).lower(np.zeros((32, 64), np.float32), np.zeros((64, 48), np.float32)).compile().as_text()
+    plain = (
+        jax.jit(jnp.dot)
+        .lower(np.zeros((32, 64), np.float32), np.zeros((64, 48), np.float32))
+        .compile()
+        .as_text()
+    )
     assert dots(hlo) == dots(plain) == 1
     assert transfers(hlo) == ([Transfer("all-reduce", elements, groups_over(over))] if over else [])
 
@@ -308,7 +345,9 @@ CONSTANT = {
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("resources", [{"a": "x"}, {"a": ("y", "x")}, {"a": "x", "b": "y"}], ids=str)
+@pytest.mark.parametrize(
+    "resources", [{"a": "x"}, {"a": ("y", "x")}, {"a": "x", "b": "y"}], ids=str
+)
 @pytest.mark.parametrize("name", CONSTANT)
 def test_values_that_do_not_vary_over_an_axis_need_no_communication(name, resources):
     assert transfers(compiled(CONSTANT[name], resources, operand="b")) == []
@@ -341,7 +380,9 @@ def gathered_in_scan(gather, w, x):
 
 def gathered_before_scan(gather, w, x):
     whole = gather(w)
-    return jnp.sum(lax.scan(lambda c, _: (jnp.tanh(c @ whole @ whole.T), None), x, None, length=3)[0])
+    return jnp.sum(
+        lax.scan(lambda c, _: (jnp.tanh(c @ whole @ whole.T), None), x, None, length=3)[0]
+    )
 
 
 def gathered_in_jit(gather, w, x):
@@ -355,7 +396,9 @@ def gathered_in_cond(gather, w, x):
 
 def gathered_and_normed(gather, w, x):
     whole = gather(w)
-    scale = lax.rsqrt(jnp.mean((whole - whole.mean(-1, keepdims=True)) ** 2, axis=-1, keepdims=True) + 1e-3)
+    scale = lax.rsqrt(
+        jnp.mean((whole - whole.mean(-1, keepdims=True)) ** 2, axis=-1, keepdims=True) + 1e-3
+    )
     return jnp.sum((x @ (whole * scale)) ** 2)
 
 
@@ -365,7 +408,11 @@ def gathered_and_activated(gather, w, x):
 
 def gathered_and_cut(gather, w, x):
     whole = gather(w)
-    return jnp.sum(x @ whole[:, :1]) + jnp.sum((x @ whole[:, 1:3]) ** 2) + jnp.sum(jnp.tanh(x @ whole[:, 3:]))
+    return (
+        jnp.sum(x @ whole[:, :1])
+        + jnp.sum((x @ whole[:, 1:3]) ** 2)
+        + jnp.sum(jnp.tanh(x @ whole[:, 3:]))
+    )
 
 
 def gathered_and_used_twice(gather, w, x):
@@ -434,7 +481,11 @@ def test_the_gradient_of_a_gathered_weight_is_one_reduce_scatter(name, axes):
     expected = gradient_by_names(loss, {})(ROWS, BATCH)
     with MESH:
         for result in (gradient(ROWS, BATCH), other(ROWS, BATCH)):
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4), result, expected)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4),
+                result,
+                expected,
+            )
 
 
 @jax.custom_vjp
@@ -510,34 +561,48 @@ def test_what_is_gathered_and_used_otherwise_is_summed_where_it_meets_what_varie
     with MESH:
         result = gradient(ROWS, BATCH)
     expected = gradient_by_names(loss, {})(ROWS, BATCH)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), result, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), result, expected
+    )
 
 
 def test_what_is_gathered_and_shrunk_is_summed_small():
     """A reduce-scatter would carry all of it: 48 of 64 elements from each device, where the sum has 4."""
-    assert [t.elements for t in moved(gradient_by_names(shrunk, {"i": "x"})) if t.kind == "all-reduce"] == [4]
+    assert [
+        t.elements for t in moved(gradient_by_names(shrunk, {"i": "x"})) if t.kind == "all-reduce"
+    ] == [4]
 
 
 @pytest.mark.parametrize("axes", ["x", ("x", "y")], ids=str)
 def test_what_is_gathered_and_met_by_a_larger_one_is_scattered(axes):
     """A sum where the two meet would carry the product: 1 024 elements, of which the gathered one has 64."""
     gradient = gradient_by_names(met_by_a_larger_one, {"i": axes})
-    assert max(t.elements for t in moved(gradient) if t.kind == "all-reduce") == 48  # psum of the batch
+    assert (
+        max(t.elements for t in moved(gradient) if t.kind == "all-reduce") == 48
+    )  # psum of the batch
     assert [t.elements for t in moved(gradient) if t.kind == "reduce-scatter"] == [64]
     with MESH:
         result = gradient(ROWS, BATCH)
     expected = gradient_by_names(met_by_a_larger_one, {})(ROWS, BATCH)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), result, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), result, expected
+    )
 
 
 def test_groups_are_scattered_to_where_they_came_from():
     groups = [[k, k + 8] for k in range(8)]
-    loss = lambda _, w, x: jnp.sum(x[:, :2] @ jnp.sin(lax.all_gather(w, "i", axis_index_groups=groups)))
+    loss = lambda _, w, x: jnp.sum(
+        x[:, :2] @ jnp.sin(lax.all_gather(w, "i", axis_index_groups=groups))
+    )
     gradient = gradient_by_names(loss, {"i": "x"})
     assert {t.kind for t in moved(gradient)} == {"all-gather", "reduce-scatter"}
     expected = gradient_by_names(loss, {})(ROWS, BATCH)
     with MESH:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradient(ROWS, BATCH), expected)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
+            gradient(ROWS, BATCH),
+            expected,
+        )
 
 
 def test_the_result_of_a_nested_xmap_is_scattered():
@@ -556,7 +621,9 @@ def test_the_result_of_a_nested_xmap_is_scattered():
         np.testing.assert_allclose(gradient({"i": "y"})(ROWS, BATCH), expected, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["gathered_in_checkpoint", "gathered_in_scan", "gathered_and_activated"])
+@pytest.mark.parametrize(
+    "name", ["gathered_in_checkpoint", "gathered_in_scan", "gathered_and_activated"]
+)
 def test_second_derivatives_of_gathered_weights_are_those_of_one_device(name):
     def curvature(resources):
         gradient = gradient_by_names(GATHERED[name], resources)
@@ -565,5 +632,7 @@ def test_second_derivatives_of_gathered_weights_are_those_of_one_device(name):
     expected = curvature({})
     with MESH:
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), curvature({"i": "x"}), expected
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3),
+            curvature({"i": "x"}),
+            expected,
         )

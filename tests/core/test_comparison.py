@@ -26,7 +26,9 @@ ROWS = ["i", ...]
 
 def made_of(body=lambda v: v * 2, in_axes=ROWS, out_axes=ROWS, resources=None, args=(X,)):
     """The fingerprint of a call under the mesh in scope."""
-    declared = declare(body, in_axes, out_axes, axis_resources={"i": "x"} if resources is None else resources)
+    declared = declare(
+        body, in_axes, out_axes, axis_resources={"i": "x"} if resources is None else resources
+    )
     return fingerprint(declared, place_call(declared, args), args)
 
 
@@ -51,7 +53,10 @@ def test_it_is_the_same_for_the_same_call():
     names = [f"axis {k}" for k in range(9)]
     body = lambda *args: sum(lax.psum(a, names) for a in args)
     axes = tuple([name] for name in names)
-    calls = [made_of(body, axes, {}, {names[0]: "x"}, (np.ones(4, np.float32),) * 9) for body in (body, body)]
+    calls = [
+        made_of(body, axes, {}, {names[0]: "x"}, (np.ones(4, np.float32),) * 9)
+        for body in (body, body)
+    ]
     assert calls[0].digest == calls[1].digest
     assert parts_of(calls[0])["axis_resources"] == "{'axis 0': 'x'}"
     assert (calls[0].processes, calls[0].uses_mesh) == ((0,), True)
@@ -75,10 +80,14 @@ def squared_otherwise(v):
 
 
 squared_otherwise.__name__ = "squared"
-squared_otherwise.defjvp(lambda primals, tangents: (squared_otherwise(*primals), 3 * primals[0] * tangents[0]))
+squared_otherwise.defjvp(
+    lambda primals, tangents: (squared_otherwise(*primals), 3 * primals[0] * tangents[0])
+)
 
 ALIKE = {
-    "another function of the same name": lambda: made_of(types.FunctionType(body.__code__, globals())),
+    "another function of the same name": lambda: made_of(
+        types.FunctionType(body.__code__, globals())
+    ),
     "arguments of another kind": lambda: made_of(body, args=(jnp.asarray(X),)),
     "a spec written otherwise": lambda: made_of(body, {0: "i"}, {0: "i"}),
 }
@@ -160,7 +169,10 @@ class Flat(Steep):
 
 def test_rules_that_use_equal_values_are_the_same():
     assert made_of(with_a_rule(2.0, X[0])).digest == made_of(with_a_rule(2.0, X[0].copy())).digest
-    assert made_of(with_a_method(Steep().backward)).digest == made_of(with_a_method(Steep().backward)).digest
+    assert (
+        made_of(with_a_method(Steep().backward)).digest
+        == made_of(with_a_method(Steep().backward)).digest
+    )
 
 
 def with_a_jvp_rule(factor):
@@ -212,12 +224,16 @@ BODIES = {
     ),
     "another rule of a rule": (with_a_rule_of_a_rule(2.0), with_a_rule_of_a_rule(3.0)),
     "another forward rule": (with_a_forward_rule(jnp.sin), with_a_forward_rule(jnp.cos)),
-    "another collective in a rule": tuple(map(with_a_collective_in_its_rule, (lax.psum, lax.pmean))),
+    "another collective in a rule": tuple(
+        map(with_a_collective_in_its_rule, (lax.psum, lax.pmean))
+    ),
     "another rule within a loop": tuple(
-        lambda v, f=with_a_jvp_rule(number): lax.fori_loop(0, 3, lambda _, u: f(u), v) for number in (2.0, 3.0)
+        lambda v, f=with_a_jvp_rule(number): lax.fori_loop(0, 3, lambda _, u: f(u), v)
+        for number in (2.0, 3.0)
     ),
     "a rule with a function that is given": tuple(
-        with_a_method(functools.partial(lambda number, _, ct: (ct * number,), number)) for number in (2.0, 3.0)
+        with_a_method(functools.partial(lambda number, _, ct: (ct * number,), number))
+        for number in (2.0, 3.0)
     ),
     "a rule with another number": (with_a_rule(2.0, X[0]), with_a_rule(3.0, X[0])),
     "a rule with another array": (with_a_rule(2.0, X[0]), with_a_rule(2.0, X[0] * 2)),
@@ -230,7 +246,9 @@ BODIES = {
         lambda v: lax.cond(v[0] > 0, jnp.cos, jnp.sin, v),
     ),
     "another constant": (lambda v: v + np.arange(4.0), lambda v: v + np.arange(4.0)[::-1]),
-    "another key": tuple(lambda v, k=jax.random.key(seed): v + jax.random.normal(k, (4,)) for seed in (0, 1)),
+    "another key": tuple(
+        lambda v, k=jax.random.key(seed): v + jax.random.normal(k, (4,)) for seed in (0, 1)
+    ),
     "another rule": (squared, squared_otherwise),
 }
 
@@ -244,7 +262,10 @@ def test_constants_that_are_large_count_by_type():
     large = np.zeros(LARGEST_CONSTANT // 4 + 1, np.float32)
     other = large.copy()
     other[7] = 1
-    assert made_of(lambda v: v + large[:4].sum() * 0).digest == made_of(lambda v: v + large[:4].sum() * 0).digest
+    assert (
+        made_of(lambda v: v + large[:4].sum() * 0).digest
+        == made_of(lambda v: v + large[:4].sum() * 0).digest
+    )
     held = [program_of(made_of(lambda v, c=c: v + jnp.asarray(c)[:4])) for c in (large, other)]
     assert held[0] == held[1]
 
@@ -259,10 +280,16 @@ class Options:
 
 
 def test_the_order_of_sets_and_addresses_stay_out():
-    options = [_steady(repr(Options(frozenset(names), functools.partial(body, 1)))) for names in ([8, 0], [0, 8])]
+    options = [
+        _steady(repr(Options(frozenset(names), functools.partial(body, 1))))
+        for names in ([8, 0], [0, 8])
+    ]
     assert repr({8, 0}) != repr({0, 8})
     assert options[0] == options[1] and "0x" not in options[0]
-    assert _steady("{ lambda ; a:f32[] b:f32[]. let in () }") == "{ lambda ; a:f32[] b:f32[]. let in () }"
+    assert (
+        _steady("{ lambda ; a:f32[] b:f32[]. let in () }")
+        == "{ lambda ; a:f32[] b:f32[]. let in () }"
+    )
 
 
 def test_callbacks_stay_out():
@@ -282,7 +309,13 @@ def test_callbacks_stay_out():
 def test_a_rule_that_cannot_be_differentiated_is_told_by_its_error():
     refused = jax.custom_vjp(lambda v: v * 2)
     refused.defvjp(lambda v: (v * 2, None), lambda _, ct: ct.nonsense)
-    assert sum("rules of custom_vjp_call: AttributeError" in line for line in program_of(made_of(refused))) == 1
+    assert (
+        sum(
+            "rules of custom_vjp_call: AttributeError" in line
+            for line in program_of(made_of(refused))
+        )
+        == 1
+    )
 
 
 def test_a_program_that_is_called_often_is_written_once():
@@ -330,14 +363,18 @@ def test_the_time_to_wait(monkeypatch):
 @pytest.mark.parametrize("text", ["1 min", "0", "-3", "nan", "inf", "on"])
 def test_a_variable_that_is_no_time(text, monkeypatch):
     monkeypatch.setitem(os.environ, processes.TIMEOUT_VARIABLE, text)
-    with pytest.raises(ValueError, match=f"XMAP_COMPAT_PROCESS_TIMEOUT should be .* or `off` .* but got '{text}'"):
+    with pytest.raises(
+        ValueError, match=f"XMAP_COMPAT_PROCESS_TIMEOUT should be .* or `off` .* but got '{text}'"
+    ):
         processes._timeout()
 
 
 @pytest.mark.usefixtures("unset")
 @pytest.mark.parametrize("timeout", ["60", 0, -1, True, float("nan"), float("inf"), [60]])
 def test_what_is_no_time(timeout):
-    with pytest.raises(ValueError, match="The timeout of compare_processes should be a positive number of seconds"):
+    with pytest.raises(
+        ValueError, match="The timeout of compare_processes should be a positive number of seconds"
+    ):
         compare_processes(timeout)
     assert processes._setting == []
 
@@ -350,4 +387,7 @@ def test_of_long_texts_the_part_around_the_difference_is_shown():
     shown = processes._difference([("arguments", one)], [("arguments", other)])
     assert len(shown) < 450
     assert "arguments " + "a" * 60 + "b" * 140 + ", others " + "a" * 60 + "c" in shown
-    assert processes._difference([["arguments", "f32"]], [["arguments", "i32"]]) == "arguments f32, others i32"
+    assert (
+        processes._difference([["arguments", "f32"]], [["arguments", "i32"]])
+        == "arguments f32, others i32"
+    )

@@ -44,7 +44,10 @@ class Boxed:
         self.data = data
 
     shape, dtype = property(lambda self: self.data.shape), property(lambda self: self.data.dtype)
-    tree_flatten, tree_unflatten = lambda self: ([self.data], None), classmethod(lambda cls, _, leaves: cls(*leaves))
+    tree_flatten, tree_unflatten = (
+        lambda self: ([self.data], None),
+        classmethod(lambda cls, _, leaves: cls(*leaves)),
+    )
 
     def used(self):
         return self.data * 2
@@ -57,7 +60,10 @@ class Layer:
     def __init__(self, data, sizes):
         self.data, self.sizes = data, sizes
 
-    tree_flatten, tree_unflatten = lambda self: ([self.data], self.sizes), classmethod(lambda cls, s, ls: cls(*ls, s))
+    tree_flatten, tree_unflatten = (
+        lambda self: ([self.data], self.sizes),
+        classmethod(lambda cls, s, ls: cls(*ls, s)),
+    )
 
     def used(self):
         return self.data.reshape(*self.data.shape[: -len(self.sizes)], -1)
@@ -70,9 +76,18 @@ class Pair(NamedTuple):
 
 # For each class: one element from a diagonal matrix; all elements, with their dimension in front; what is done with it.
 KINDS = {
-    "BCOO": (lambda m: sparse.BCOO.fromdense(m, nse=4), lambda ms: sparse.BCOO.fromdense(ms, n_batch=1, nse=4)),
-    "BCSR": (lambda m: sparse.BCSR.fromdense(m, nse=4), lambda ms: sparse.BCSR.fromdense(ms, n_batch=1, nse=4)),
-    "Padded": (lambda m: Padded(jnp.diagonal(m), (6,)), lambda ms: Padded(np.diagonal(ms, 0, 1, 2).copy(), (8, 6))),
+    "BCOO": (
+        lambda m: sparse.BCOO.fromdense(m, nse=4),
+        lambda ms: sparse.BCOO.fromdense(ms, n_batch=1, nse=4),
+    ),
+    "BCSR": (
+        lambda m: sparse.BCSR.fromdense(m, nse=4),
+        lambda ms: sparse.BCSR.fromdense(ms, n_batch=1, nse=4),
+    ),
+    "Padded": (
+        lambda m: Padded(jnp.diagonal(m), (6,)),
+        lambda ms: Padded(np.diagonal(ms, 0, 1, 2).copy(), (8, 6)),
+    ),
     "Boxed": (lambda m: Boxed(m), lambda ms: Boxed(ms)),
     "Layer": (lambda m: Layer(m, (4, 4)), lambda ms: Layer(ms, (4, 4))),
 }
@@ -99,7 +114,8 @@ def same(got, want):
 
 def refusal(kind, path, where):
     return pytest.raises(
-        TypeError, match=rf"^{re.escape(path)} is a {kind}, which holds a shape .*{where}.* its arrays"
+        TypeError,
+        match=rf"^{re.escape(path)} is a {kind}, which holds a shape .*{where}.* its arrays",
     )
 
 
@@ -113,7 +129,10 @@ def test_as_an_argument(kind, place, on):
         whole = around(one(MATRICES[0]), np.float32(2))
         unmapped = xmap(body, ({}, ["i"]), ["i"], axis_resources={"i": on})(whole, scalars)
         np.testing.assert_allclose(unmapped, body(whole, scalars))
-        mapped, tree = xmap(body, (["i", ...], ["i"]), ["i"], axis_resources={"i": on}), around(many(MATRICES), scalars)
+        mapped, tree = (
+            xmap(body, (["i", ...], ["i"]), ["i"], axis_resources={"i": on}),
+            around(many(MATRICES), scalars),
+        )
         if kind in HOLD_A_SHAPE:
             with refusal(kind, f"args[0]{path}", "in_axes"):
                 mapped(tree, scalars)
@@ -128,7 +147,9 @@ def test_as_a_result(kind, place, on):
     body = lambda matrix: around(one(matrix), matrix.sum())
     with mesh42():
         same(
-            xmap(lambda m, v: body(m), ({}, ["i"]), {}, axis_resources={"i": on})(MATRICES[0], np.ones(8)),
+            xmap(lambda m, v: body(m), ({}, ["i"]), {}, axis_resources={"i": on})(
+                MATRICES[0], np.ones(8)
+            ),
             body(MATRICES[0]),
         )
         mapped = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": on})
@@ -143,8 +164,14 @@ def test_as_a_result(kind, place, on):
 
 def test_the_arrays_of_a_sparse_matrix_are_passed_and_returned():
     body = lambda m, v: (lambda b: (b.data, b.indices, b @ v))(sparse.BCOO.fromdense(m, nse=4))
-    data, indices, product = xmap(body, (["i", ...], {}), ["i", ...])(MATRICES, np.ones(4, np.float32))
+    data, indices, product = xmap(body, (["i", ...], {}), ["i", ...])(
+        MATRICES, np.ones(4, np.float32)
+    )
     matrices = sparse.BCOO((data, indices), shape=MATRICES.shape)
     np.testing.assert_array_equal(matrices.todense(), MATRICES)
-    apply = xmap(lambda d, k, v: sparse.BCOO((d, k), shape=(4, 4)) @ v, (["i", ...], ["i", ...], {}), ["i", ...])
+    apply = xmap(
+        lambda d, k, v: sparse.BCOO((d, k), shape=(4, 4)) @ v,
+        (["i", ...], ["i", ...], {}),
+        ["i", ...],
+    )
     np.testing.assert_array_equal(apply(data, indices, np.ones(4, np.float32)), product)

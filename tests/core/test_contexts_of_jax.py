@@ -93,7 +93,9 @@ def gradient(fun, x, w, n):
 USES = [once, again, in_jit, gradient]
 CELLS = list(itertools.product(USES, BODIES, [(), "x"]))
 # One cell of each use, others in each context.
-FEW = {name: [CELLS[12 * k + (5 * n + k) % 12] for k in range(4)] for n, name in enumerate(CONTEXTS)}
+FEW = {
+    name: [CELLS[12 * k + (5 * n + k) % 12] for k in range(4)] for n, name in enumerate(CONTEXTS)
+}
 
 
 def outcome(make, args, use, context):
@@ -120,12 +122,16 @@ def outcomes(name, use, body, on):
     """Of the xmapped function, and of ``jit(vmap)``."""
     fun, mesh, specs = (lambda *args: body(*args)), mesh42(), [P(on or None), P(), P(on or None)]
     args = np.ones((8, 3), np.float32), np.ones((3, 3), np.float32), np.arange(8, dtype=np.int32)
-    lay = lambda a, spec: jax.device_put(a, jax.NamedSharding(mesh.physical_mesh, spec)) if on else jnp.asarray(a)
+    lay = lambda a, spec: (
+        jax.device_put(a, jax.NamedSharding(mesh.physical_mesh, spec)) if on else jnp.asarray(a)
+    )
     args = list(map(lay, args, specs))
     with mesh:
         mapped = lambda: xmap(fun, (["i", ...], {}, ["i"]), ["i", ...], axis_resources={"i": on})
         got = outcome(mapped, args, use, CONTEXTS[name])
-    return got, outcome(lambda: jax.jit(jax.vmap(fun, (0, None, 0), axis_name="i")), args, use, CONTEXTS[name])
+    return got, outcome(
+        lambda: jax.jit(jax.vmap(fun, (0, None, 0), axis_name="i")), args, use, CONTEXTS[name]
+    )
 
 
 def check(name, cells):
@@ -151,7 +157,10 @@ def test_a_call_that_a_guard_refused_is_right_without_the_guard(on):
     fun = xmap(holds_a_constant, (["i", ...], {}, ["i"]), ["i", ...], axis_resources={"i": on})
     args = np.ones((8, 3), np.float32), np.ones(3), np.arange(8)
     with mesh42():
-        with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        with (
+            jax.transfer_guard("disallow"),
+            pytest.raises(Exception, match="Disallowed host-to-device transfer"),
+        ):
             fun(*args)
         for _ in range(2):
             np.testing.assert_allclose(fun(*args), 1 + np.outer(np.arange(8), [1, 2, 3]))
@@ -179,5 +188,9 @@ def test_a_function_whose_first_call_failed_asks_nothing_more_at_each_call():
         np.testing.assert_array_equal(fun(v), [0, 2, 4])
     finally:
         sys.setprofile(None)
-    own = [pathlib.Path(file).stem for file in asked if file.startswith(os.path.dirname(xmap_compat.__file__))]
+    own = [
+        pathlib.Path(file).stem
+        for file in asked
+        if file.startswith(os.path.dirname(xmap_compat.__file__))
+    ]
     assert 0 < len(own) <= 6, own

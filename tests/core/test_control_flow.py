@@ -80,7 +80,9 @@ def scan_of_nothing(x, u, w):
 def scan_of_other_dtypes(x, u, w):
     def step(carry, t):
         count, seen, half = carry
-        return (count + (t > 0), seen | (t > 1), half + t.astype(jnp.float16)), jnp.int8(3) * (t > 0)
+        return (count + (t > 0), seen | (t > 1), half + t.astype(jnp.float16)), jnp.int8(3) * (
+            t > 0
+        )
 
     return lax.scan(step, (jnp.int32(0), False, jnp.float16(0)), x)
 
@@ -129,7 +131,10 @@ def cond_on_what_differs(x, u, w):
 def switches(x, u, w):
     branches = [jnp.sin, lambda v: v * u, lambda v: v - w]
     shared = [lax.switch(k, branches, x) for k in (0, jnp.int32(w[0] > 0), 9, -3)]
-    differing = [lax.switch((u * 2).astype(int), branches, x), lax.switch((x[0] * 4).astype(int), branches, x)]
+    differing = [
+        lax.switch((u * 2).astype(int), branches, x),
+        lax.switch((x[0] * 4).astype(int), branches, x),
+    ]
     return shared, differing
 
 
@@ -151,7 +156,13 @@ def associative_scans(x, u, w):
 def jits(x, u, w):
     power = jax.jit(lambda v, n, scale=1.0: scale * v**n, static_argnums=1)
     nested = jax.jit(lambda v: jax.jit(jnp.sin)(v) * u)
-    return power(x, 3), power(x, 2, scale=u), nested(x), jax.jit(lambda: w)(), jax.jit(lambda v: (v, 3))(x)
+    return (
+        power(x, 3),
+        power(x, 2, scale=u),
+        nested(x),
+        jax.jit(lambda: w)(),
+        jax.jit(lambda v: (v, 3))(x),
+    )
 
 
 def vmapped_fori_loops(x, u, w):
@@ -166,21 +177,29 @@ def vmapped_fori_loops(x, u, w):
 
 
 def vmapped_while_whose_predicate_is_mapped_as_well(x, u, w):
-    loop = lambda n: lax.while_loop(lambda c: (c[0] < n * u) & (c[1] < 5), lambda c: (c[0] + 1, c[1] + 1), (x[0], 0))
+    loop = lambda n: lax.while_loop(
+        lambda c: (c[0] < n * u) & (c[1] < 5), lambda c: (c[0] + 1, c[1] + 1), (x[0], 0)
+    )
     return jax.vmap(loop)(jnp.arange(3.0))
 
 
 def vmapped_while_in_vmapped_while(x, u, w):
     def outer(m):
         inner = lambda n, v: lax.fori_loop(0, n + m, lambda k, c: c / 2 + jnp.abs(u), v)
-        return lax.while_loop(lambda v: v.sum() < 4, lambda v: jax.vmap(inner)(jnp.arange(3), v) + 1, w)
+        return lax.while_loop(
+            lambda v: v.sum() < 4, lambda v: jax.vmap(inner)(jnp.arange(3), v) + 1, w
+        )
 
     return jax.vmap(outer)(jnp.arange(2))
 
 
 def loops_of_special_functions(x, u, w):
     special = jax.scipy.special
-    return special.exp1(1 + jnp.abs(x)), special.expi(1 + jnp.abs(u) + w**2), special.hyp1f1(1 + jnp.abs(x), 2.0, 0.5)
+    return (
+        special.exp1(1 + jnp.abs(x)),
+        special.expi(1 + jnp.abs(u) + w**2),
+        special.hyp1f1(1 + jnp.abs(x), 2.0, 0.5),
+    )
 
 
 def loops_of_libraries(x, u, w):
@@ -209,7 +228,14 @@ LOCAL = {
         vmapped_while_in_vmapped_while,
     ),
     "loops of libraries": (loops_of_special_functions, loops_of_libraries),
-    "others": (cond_on_what_all_share, cond_on_what_differs, switches, maps, associative_scans, jits),
+    "others": (
+        cond_on_what_all_share,
+        cond_on_what_differs,
+        switches,
+        maps,
+        associative_scans,
+        jits,
+    ),
 }
 
 
@@ -272,7 +298,11 @@ def cond_with_collectives_that_all_enter(x, u, w):
 def map_and_associative_scan_with_collectives(x, u, w):
     mapped = lax.map(lambda t: lax.psum(t, "a") * u, x)
     combine = lambda p, q: p + q + 0.1 * lax.pmean(p * q, "a")
-    return mapped, lax.map(lambda t: lax.pmean(t, "b"), x, batch_size=2), lax.associative_scan(combine, x)
+    return (
+        mapped,
+        lax.map(lambda t: lax.pmean(t, "b"), x, batch_size=2),
+        lax.associative_scan(combine, x),
+    )
 
 
 NAMED = {
@@ -282,7 +312,11 @@ NAMED = {
         scan_around_a_ring,
         map_and_associative_scan_with_collectives,
     ),
-    "others": (fori_with_collectives, while_early_exit_on_a_residual, cond_with_collectives_that_all_enter),
+    "others": (
+        fori_with_collectives,
+        while_early_exit_on_a_residual,
+        cond_with_collectives_that_all_enter,
+    ),
 }
 
 
@@ -334,7 +368,9 @@ def switch_exchanges(x, u, w):
 
 def cond_hides_the_sum_deeply(x, u, w):
     """The collective is inside a scan in a remat in a jit in an inner cond on which all agree."""
-    total = jax.jit(jax.checkpoint(lambda v: lax.scan(lambda c, t: (c + lax.psum(t, "b"), t), 0.0, v)[0]))
+    total = jax.jit(
+        jax.checkpoint(lambda v: lax.scan(lambda c, t: (c + lax.psum(t, "b"), t), 0.0, v)[0])
+    )
     inner = lambda v: lax.cond(w[0] > -9, lambda v: total(v) + 0 * v, lambda v: v, v)
     return lax.cond(x[0] > 0, inner, lambda v: -v, x)
 
@@ -347,7 +383,9 @@ def while_sum_in_the_body(x, u, w):
 
 def while_sum_in_the_condition(x, u, w):
     """The condition sums over b and differs over a, and so does the carry."""
-    return lax.while_loop(lambda v: lax.psum(v.sum(), "b") < 30.0, lambda v: v + jnp.abs(x) + 0.5, x)
+    return lax.while_loop(
+        lambda v: lax.psum(v.sum(), "b") < 30.0, lambda v: v + jnp.abs(x) + 0.5, x
+    )
 
 
 def while_an_element_goes_on_again(x, u, w):
@@ -361,7 +399,9 @@ def while_an_element_of_a_vmap_goes_on_again(x, u, w):
 
     def loop(n):
         going = lambda s: (s[0] < lax.pmax(s[0], "a") + n) & (s[1] < 6)
-        return lax.while_loop(going, lambda s: (s[0] + 3, s[1] + 1, s[2] / 2 + lax.pmean(s[2], "b")), (u, 0, x))
+        return lax.while_loop(
+            going, lambda s: (s[0] + 3, s[1] + 1, s[2] / 2 + lax.pmean(s[2], "b")), (u, 0, x)
+        )
 
     return jax.vmap(loop)(jnp.array([0.0, -2.0]))
 
@@ -376,15 +416,17 @@ def while_in_while_with_sums(x, u, w):
     def outer(state):
         count, v = state
         inner = lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "b"))
-        return count + 1, lax.while_loop(lambda s: s[0] < lax.axis_index("b") % 2 + 1, inner, (0, v))[1]
+        return count + 1, lax.while_loop(
+            lambda s: s[0] < lax.axis_index("b") % 2 + 1, inner, (0, v)
+        )[1]
 
     return lax.while_loop(lambda s: s[0] < lax.axis_index("a") % 3, outer, (0, x))
 
 
 def while_in_cond(x, u, w):
-    loop = lambda v: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "a")), (0, v))[
-        1
-    ]
+    loop = lambda v: lax.while_loop(
+        lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "a")), (0, v)
+    )[1]
     return lax.cond(lax.axis_index("b") > 0, loop, lambda v: v * u, x)
 
 
@@ -396,19 +438,27 @@ def reverse(function):
 
     def pulled_back(*args):
         out, pullback = jax.vjp(function, *args)
-        return out, pullback(jax.tree.map(lambda o: jnp.cos(jnp.arange(o.size, dtype=o.dtype).reshape(o.shape)), out))
+        return out, pullback(
+            jax.tree.map(lambda o: jnp.cos(jnp.arange(o.size, dtype=o.dtype).reshape(o.shape)), out)
+        )
 
     return jax.jit(pulled_back)
 
 
 def forward(function):
     """Value and derivative of a function of x, u and w in a fixed direction."""
-    direction = lambda args: tuple(jnp.cos(jnp.arange(v.size, dtype=v.dtype).reshape(v.shape)) for v in args)
+    direction = lambda args: tuple(
+        jnp.cos(jnp.arange(v.size, dtype=v.dtype).reshape(v.shape)) for v in args
+    )
     return jax.jit(lambda *args: jax.jvp(function, args, direction(args)))
 
 
 def batched(function):
-    return jax.jit(lambda x, u, w: jax.vmap(function, (0, None, 0))(jnp.stack([x, -x]), u, jnp.stack([w, 2 * w])))
+    return jax.jit(
+        lambda x, u, w: jax.vmap(function, (0, None, 0))(
+            jnp.stack([x, -x]), u, jnp.stack([w, 2 * w])
+        )
+    )
 
 
 def sum_in_a_branch(x, u, w):
@@ -438,11 +488,18 @@ def sum_in_a_loop(x, u, w):
 
 def unmapped_weight_in_a_loop(x, u, w):
     turns = lax.axis_index("a") % 3
-    return lax.while_loop(lambda s: s[0] < turns, lambda s: (s[0] + 1, jnp.sin(s[1] * w + x)), (0, w))[1]
+    return lax.while_loop(
+        lambda s: s[0] < turns, lambda s: (s[0] + 1, jnp.sin(s[1] * w + x)), (0, w)
+    )[1]
 
 
 DIVERGENT = {
-    "conds": (cond_sum_in_one_branch, cond_differs_over_another_axis, switch_exchanges, cond_hides_the_sum_deeply),
+    "conds": (
+        cond_sum_in_one_branch,
+        cond_differs_over_another_axis,
+        switch_exchanges,
+        cond_hides_the_sum_deeply,
+    ),
     "whiles": (
         while_sum_in_the_body,
         while_sum_in_the_condition,
@@ -484,8 +541,12 @@ def check_divergent_groups(placements):
         for a, b, resources in map(PLACEMENTS.get, placements):
             print(group, resources, flush=True)
             with mesh42():
-                result = jax.block_until_ready(transform(xmapped(together(programs), resources))(*arguments(a, b)))
-            expected = jax.tree.map(lambda r, e: np.asarray(e, r.dtype), result, oracle(*arguments(a, b)))
+                result = jax.block_until_ready(
+                    transform(xmapped(together(programs), resources))(*arguments(a, b))
+                )
+            expected = jax.tree.map(
+                lambda r, e: np.asarray(e, r.dtype), result, oracle(*arguments(a, b))
+            )
             assert_same(result, expected)
         print(f"{group}: {AGREES}", flush=True)
 
@@ -547,7 +608,8 @@ POLICIES = {
     "all but names": jax.checkpoint_policies.save_anything_except_these_names("hidden"),
     "any names but": jax.checkpoint_policies.save_any_names_but_these("other"),
     "both": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.save_only_these_names("hidden")
+        jax.checkpoint_policies.dots_saveable,
+        jax.checkpoint_policies.save_only_these_names("hidden"),
     ),
 }
 
@@ -575,15 +637,22 @@ def gradients(body, over):
 def test_remat_changes_no_gradient(placement):
     a, b, resources = PLACEMENTS[placement]
     expected = jax.jit(gradients(layer, vmapped))(*arguments(a, b))
-    ours = {name: gradients(remat_layer(p), lambda body: xmapped(body, resources)) for name, p in POLICIES.items()}
+    ours = {
+        name: gradients(remat_layer(p), lambda body: xmapped(body, resources))
+        for name, p in POLICIES.items()
+    }
     with mesh42():
-        result = jax.jit(lambda *args: {name: f(*args) for name, f in ours.items()})(*arguments(a, b))
+        result = jax.jit(lambda *args: {name: f(*args) for name, f in ours.items()})(
+            *arguments(a, b)
+        )
     assert_same(result, dict.fromkeys(POLICIES, expected))
 
 
 def count(primitive, function, args):
     """How many equations of this primitive a function's jaxpr has, at every depth."""
-    return sum(eqn.primitive.name == primitive for eqn, _ in _jax.walk(jax.make_jaxpr(function)(*args)))
+    return sum(
+        eqn.primitive.name == primitive for eqn, _ in _jax.walk(jax.make_jaxpr(function)(*args))
+    )
 
 
 @pytest.mark.sampled
@@ -593,7 +662,10 @@ def test_remat_policy_decides_what_is_computed_again(policy, resources):
     """The outer gradient computes sin and tanh as often as that of the vmapped function."""
     body, args = remat_layer(POLICIES[policy]), arguments(8, 4)
     with mesh42():
-        ours, theirs = (jax.grad(lambda *args, f=f: f(*args).sum()) for f in (xmapped(body, resources), vmapped(body)))
+        ours, theirs = (
+            jax.grad(lambda *args, f=f: f(*args).sum())
+            for f in (xmapped(body, resources), vmapped(body))
+        )
         for primitive in ("sin", "tanh"):
             assert count(primitive, ours, args) == count(primitive, theirs, args) > 0
 
@@ -635,7 +707,9 @@ def switch_around(f, x, u, w):
 
 def map_around(f, x, u, w):
     stacked = jnp.stack([x, x + 1, -x])
-    return lax.map(lambda v: f(v, u, w), stacked), lax.map(lambda v: f(v, u, w), stacked, batch_size=2)
+    return lax.map(lambda v: f(v, u, w), stacked), lax.map(
+        lambda v: f(v, u, w), stacked, batch_size=2
+    )
 
 
 AROUND = {
@@ -664,14 +738,21 @@ def carry_that_mixes(v, w):
 
 
 def carry_of_a_scan(v, w):
-    return lax.scan(lambda c, _: ((c[0] + 1, c[1] + c[0] * v), c[1] * w), (0.0, 0.0), None, length=3)
+    return lax.scan(
+        lambda c, _: ((c[0] + 1, c[1] + c[0] * v), c[1] * w), (0.0, 0.0), None, length=3
+    )
 
 
 def branches_of_other_things(v, w):
     return lax.cond(w > 1, lambda: (v, 1.0), lambda: (2.0, v * 2))
 
 
-INSIDE_SHARD_MAP = [carry_that_starts_equal, carry_that_mixes, carry_of_a_scan, branches_of_other_things]
+INSIDE_SHARD_MAP = [
+    carry_that_starts_equal,
+    carry_that_mixes,
+    carry_of_a_scan,
+    branches_of_other_things,
+]
 
 
 @pytest.mark.parametrize("body", INSIDE_SHARD_MAP)
@@ -681,7 +762,9 @@ def test_control_flow_of_an_xmap_inside_of_a_shard_map(body):
     mapped = xmap(body, (["i"], []), ["i", ...])
     on_device = lambda x, w: jax.tree.map(lambda a: a[None, None], mapped(x, w[0]))
     with mesh42() as mesh:
-        split = jax.shard_map(on_device, mesh=mesh, in_specs=(P("x"), P("y")), out_specs=P("x", "y"))(x, w)
+        split = jax.shard_map(
+            on_device, mesh=mesh, in_specs=(P("x"), P("y")), out_specs=P("x", "y")
+        )(x, w)
     each = [[[body(v, one) for v in x[2 * k : 2 * k + 2]] for one in w] for k in range(4)]
     assert_same(
         split,

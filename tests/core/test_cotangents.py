@@ -63,7 +63,12 @@ def rule_of_both(residuals, cts):
 
 # The function with its rule, out_axes, and the gradients of the sum of all results for x and w.
 EXAMPLES = {
-    "a rule that does not sum": (with_rule(product, rule_that_leaves_the_sum), ["i"], [3.0, 3.0], 3.0),
+    "a rule that does not sum": (
+        with_rule(product, rule_that_leaves_the_sum),
+        ["i"],
+        [3.0, 3.0],
+        3.0,
+    ),
     "a rule that sums": (with_rule(product, rule_that_sums), ["i"], [3.0, 3.0], 3.0),
     "a sum of a sum": (
         with_rule(product, lambda _, ct: (lax.psum(lax.psum(ct, "i"), "i"), ct)),
@@ -72,7 +77,12 @@ EXAMPLES = {
         2.0,
     ),
     "the cotangent of a collective": (with_rule(total, rule_of_a_collective), [], [3.0, 3.0], 3.0),
-    "the cotangent of what a collective made": (with_rule(bent_total, rule_of_a_bent_collective), [], [6.0, 6.0], 6.0),
+    "the cotangent of what a collective made": (
+        with_rule(bent_total, rule_of_a_bent_collective),
+        [],
+        [6.0, 6.0],
+        6.0,
+    ),
     "a cotangent that exists once": (with_rule(both, rule_of_both), (["i"], []), [3.0, 3.0], 9.0),
 }
 PLACEMENTS = {
@@ -89,7 +99,12 @@ WITH_COLLECTIVES = (
     "the cotangent of a collective",
     "the cotangent of what a collective made",
 )
-CASES = [(e, p) for e in EXAMPLES for p in PLACEMENTS if not (p == "a serial loop" and e in WITH_COLLECTIVES)]
+CASES = [
+    (e, p)
+    for e in EXAMPLES
+    for p in PLACEMENTS
+    if not (p == "a serial loop" and e in WITH_COLLECTIVES)
+]
 
 
 @pytest.mark.parametrize(("example", "placement"), CASES)
@@ -104,8 +119,15 @@ def test_the_worked_example(example, placement):
 
 
 def test_a_rule_may_call_an_xmap_over_another_mesh_axis():
-    six = lambda u: xmap(lambda k: k * u, ["k"], ["k"], axis_resources={"k": "y"})(jnp.arange(4.0)).sum()
-    mapped = xmap(with_rule(product, lambda _, ct: (six(ct), ct)), (["i"], []), ["i"], axis_resources={"i": "x"})
+    six = lambda u: xmap(lambda k: k * u, ["k"], ["k"], axis_resources={"k": "y"})(
+        jnp.arange(4.0)
+    ).sum()
+    mapped = xmap(
+        with_rule(product, lambda _, ct: (six(ct), ct)),
+        (["i"], []),
+        ["i"],
+        axis_resources={"i": "x"},
+    )
     with Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y")):
         np.testing.assert_array_equal(jax.grad(lambda x: mapped(x, W).sum())(X), [6, 6])
 
@@ -125,7 +147,9 @@ def test_a_tangent_that_varies_more_than_its_result_is_refused():
     double = jax.custom_jvp(lambda x: 2 * x)
     double.defjvp(lambda primals, tangents: (double(*primals), tangents[0] * lax.axis_index("i")))
     mapped = xmap(double, [], [], axis_sizes={"i": 2})
-    with pytest.raises(TypeError, match="returns a tangent that varies over `i` for an output that does not"):
+    with pytest.raises(
+        TypeError, match="returns a tangent that varies over `i` for an output that does not"
+    ):
         jax.grad(mapped)(1.0)
 
 
@@ -135,11 +159,17 @@ def test_a_tangent_that_varies_more_than_its_result_is_refused():
 def test_the_tangent_of_an_operand_that_the_function_ignores_is_refused():
     """The function gives its value, and the refusal says what to do; ``jax.vmap`` refuses too."""
     ignoring = jax.custom_jvp(lambda x, y: jnp.sin(x))
-    ignoring.defjvp(lambda primals, ts: (ignoring(*primals), ts[0] * primals[1] + 3 * ts[1] * primals[0]))
+    ignoring.defjvp(
+        lambda primals, ts: (ignoring(*primals), ts[0] * primals[1] + 3 * ts[1] * primals[0])
+    )
     ys = np.array([2.0, 5.0], np.float32)
     for resources, out_axes in [({}, ["i"]), ({"j": "x"}, ["i", "j"])]:
         mapped = xmap(ignoring, (["i"], ["j"]), out_axes, axis_resources=resources)
         with Mesh(np.array(jax.devices()[:2]), ("x",)):
-            np.testing.assert_allclose(mapped(X, ys).reshape(len(X), -1)[:, 0], np.sin(X), rtol=1e-6)
-            with pytest.raises(TypeError, match=r"varies over `j` for an output that does not.*use the operand"):
+            np.testing.assert_allclose(
+                mapped(X, ys).reshape(len(X), -1)[:, 0], np.sin(X), rtol=1e-6
+            )
+            with pytest.raises(
+                TypeError, match=r"varies over `j` for an output that does not.*use the operand"
+            ):
                 jax.grad(lambda x: mapped(x, ys).sum())(X)  # noqa: B023

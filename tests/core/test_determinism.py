@@ -25,7 +25,11 @@ def drawn_programs(count):
 
     @seed(1)
     @settings(
-        max_examples=count, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=HealthCheck
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=HealthCheck,
     )
     @given(st.data())
     def collect(data):
@@ -42,7 +46,9 @@ def test_the_text_is_the_same_in_every_process(tmp_path):
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     children = [
         subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(k)}, stdout=subprocess.PIPE
+            command,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(k)},
+            stdout=subprocess.PIPE,
         )
         for k in range(2)
     ]

@@ -60,29 +60,39 @@ def in_a_jit(call):
 
 
 def in_a_loop(call):
-    return lambda *values: lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] + call(*values)), (0, 0.0))[1]
+    return lambda *values: lax.while_loop(
+        lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] + call(*values)), (0, 0.0)
+    )[1]
 
 
 def in_a_branch(call):
     """All elements take the same."""
-    return lambda *values: lax.cond(lax.axis_size("i") + jnp.sin(1.0) > 0, call, lambda *values: 0.0, *values)
+    return lambda *values: lax.cond(
+        lax.axis_size("i") + jnp.sin(1.0) > 0, call, lambda *values: 0.0, *values
+    )
 
 
 def in_a_vmap(call):
     """Over an axis of two equal rows."""
-    return lambda *values: jax.vmap(lambda k: call(*(v + 0 * k for v in values)))(jnp.zeros(2)).sum()
+    return lambda *values: jax.vmap(lambda k: call(*(v + 0 * k for v in values)))(
+        jnp.zeros(2)
+    ).sum()
 
 
 def in_an_xmap(call):
     """Over an axis of two equal rows, which the outermost shard_map may split."""
-    inner = lambda *values: xmap(lambda k: call(*(v + 0 * k for v in values)), ["k"], ["k"])(jnp.zeros(2))
+    inner = lambda *values: xmap(lambda k: call(*(v + 0 * k for v in values)), ["k"], ["k"])(
+        jnp.zeros(2)
+    )
     return lambda *values: inner(*values).sum()
 
 
 def in_a_backward_rule(call):
     """Called in the gradient that the body takes."""
     f = jax.custom_vjp(lambda *values: values[0])
-    f.defvjp(lambda *values: (values[0], values), lambda values, ct: (ct * call(*values), *values[1:]))
+    f.defvjp(
+        lambda *values: (values[0], values), lambda values, ct: (ct * call(*values), *values[1:])
+    )
     return lambda *values: jax.grad(f)(*values)
 
 
@@ -92,13 +102,24 @@ def in_a_custom_vmap(call):
 
     @f.def_vmap
     def rule(size, mapped, *values):
-        values = [v if m else jnp.broadcast_to(v, (size, *jnp.shape(v))) for v, m in zip(values, mapped)]
+        values = [
+            v if m else jnp.broadcast_to(v, (size, *jnp.shape(v))) for v, m in zip(values, mapped)
+        ]
         return lax.map(lambda given: call(*given), tuple(values)), True
 
     return f
 
 
-CONSTRUCTS = [in_place, in_a_scan, in_a_jit, in_a_loop, in_a_branch, in_a_vmap, in_an_xmap, in_a_backward_rule]
+CONSTRUCTS = [
+    in_place,
+    in_a_scan,
+    in_a_jit,
+    in_a_loop,
+    in_a_branch,
+    in_a_vmap,
+    in_an_xmap,
+    in_a_backward_rule,
+]
 CONSTRUCTS += [in_a_custom_vmap]
 TIMES = dict.fromkeys((in_a_scan, in_a_loop, in_a_vmap, in_an_xmap), 2)
 # What the callback is given: its values for the elements v of i and u of j.
@@ -116,14 +137,23 @@ GIVEN = {
 @pytest.mark.parametrize("resources", RESOURCES.values(), ids=RESOURCES)
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 @pytest.mark.parametrize("given", GIVEN)
-def test_an_io_callback_runs_once_for_each_element_that_its_operands_vary_over(given, construct, resources):
-    if given == "nothing" and construct in (in_a_backward_rule, in_a_custom_vmap, in_a_vmap, in_an_xmap):
+def test_an_io_callback_runs_once_for_each_element_that_its_operands_vary_over(
+    given, construct, resources
+):
+    if given == "nothing" and construct in (
+        in_a_backward_rule,
+        in_a_custom_vmap,
+        in_a_vmap,
+        in_an_xmap,
+    ):
         pytest.skip("these need an operand")
     if given == "a sum" and "SerialLoop" in str(resources):
         pytest.skip("there is no sum over a loop")
     host, (operands, elements) = Host(), GIVEN[given]
     call = construct(lambda *values: io_callback(host, SCALAR, *values))
-    fun = xmap(lambda v, u: call(*operands(v, u)), (["i"], ["j"]), ["i", "j"], axis_resources=resources)
+    fun = xmap(
+        lambda v, u: call(*operands(v, u)), (["i"], ["j"]), ["i", "j"], axis_resources=resources
+    )
     with mesh42():
         out = np.asarray(fun(X, Y4))
         jax.effects_barrier()
@@ -147,18 +177,29 @@ def test_a_batching_rule_that_calls_python_is_not_run_on_each_copy():
 AROUND = {
     "a loop": lambda call, v: lax.fori_loop(0, 3, lambda k, c: c + call(jnp.float32(k)), v),
     "a scan": lambda call, v: lax.scan(lambda c, k: (c + call(k), None), v, jnp.arange(3.0))[0],
-    "a branch of all": lambda call, v: lax.switch(1, [lambda v: v, lambda v: v + sum(map(call, jnp.arange(3.0)))], v),
+    "a branch of all": lambda call, v: lax.switch(
+        1, [lambda v: v, lambda v: v + sum(map(call, jnp.arange(3.0)))], v
+    ),
 }
 
 
-@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": SerialLoop(2)}, {"i": ("x", SerialLoop(2))}], ids=str)
+@pytest.mark.parametrize(
+    "resources", [{}, {"i": "x"}, {"i": SerialLoop(2)}, {"i": ("x", SerialLoop(2))}], ids=str
+)
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
 def test_a_callback_that_a_serial_loop_would_repeat_is_refused(around, resources):
     host = Host()
-    fun = xmap(lambda v: around(lambda k: io_callback(host, SCALAR, k), v), ["i"], ["i"], axis_resources=resources)
+    fun = xmap(
+        lambda v: around(lambda k: io_callback(host, SCALAR, k), v),
+        ["i"],
+        ["i"],
+        axis_resources=resources,
+    )
     with mesh42():
         if "SerialLoop" in str(resources):
-            with pytest.raises(NotImplementedError, match=r"does not vary over \{'i'\}, but is in a loop or branch"):
+            with pytest.raises(
+                NotImplementedError, match=r"does not vary over \{'i'\}, but is in a loop or branch"
+            ):
                 fun(X)
             return
         fun(X).block_until_ready()
@@ -166,7 +207,17 @@ def test_a_callback_that_a_serial_loop_would_repeat_is_refused(around, resources
     assert collections.Counter(host.told) == {(0.0,): 1, (1.0,): 1, (2.0,): 1}
 
 
-TYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "bool", "int8", "uint16", "int32", "complex64"]
+TYPES = [
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "bool",
+    "int8",
+    "uint16",
+    "int32",
+    "complex64",
+]
 
 
 @pytest.mark.sampled
@@ -185,7 +236,9 @@ def test_copies_receive_the_result_bit_for_bit(dtype, resources):
         made.append(values)
         return values
 
-    body = lambda v: [io_callback(host, jax.ShapeDtypeStruct((4,), dtype), *given) for given in [(v,), ()]]
+    body = lambda v: [
+        io_callback(host, jax.ShapeDtypeStruct((4,), dtype), *given) for given in [(v,), ()]
+    ]
     made: list = []
     with mesh42():
         each, shared = xmap(body, ["i"], [["i", ...], ["i", ...]], axis_resources=resources)(X)
@@ -204,9 +257,14 @@ def test_with_several_loops_a_callback_runs_once_for_each_element(resources):
     hosts = of_v, of_both, of_nothing = Host(), Host(), Host()
 
     def body(u, v):
-        return [io_callback(host, SCALAR, value) for host, value in zip(hosts, (v, u * v, jnp.float32(3)))]
+        return [
+            io_callback(host, SCALAR, value)
+            for host, value in zip(hosts, (v, u * v, jnp.float32(3)))
+        ]
 
-    jax.block_until_ready(xmap(body, (["i"], ["j"]), [["j"], ["i", "j"], []], axis_resources=resources)(X, Y4))
+    jax.block_until_ready(
+        xmap(body, (["i"], ["j"]), [["j"], ["i", "j"], []], axis_resources=resources)(X, Y4)
+    )
     jax.effects_barrier()
     assert sorted(of_v.told) == [(v,) for v in Y4]
     assert sorted(of_both.told) == sorted((product,) for product in np.outer(X, Y4).ravel())
@@ -220,14 +278,18 @@ def turns(call):
 def apart(call):
     return {
         "a branch": lambda v: lax.cond(v > 4, call, lambda v: v, v),
-        "a branch of what all share": lambda v: lax.cond(v > 4, lambda: call(jnp.float32(1)), lambda: v),
+        "a branch of what all share": lambda v: lax.cond(
+            v > 4, lambda: call(jnp.float32(1)), lambda: v
+        ),
         "a switch in a scan": lambda v: lax.scan(turns(call), v, None, 2)[0],
         "a loop": lambda v: lax.while_loop(lambda c: c > 0, lambda c: c - 1 + 0 * call(c), v),
         "a condition": lambda v: lax.while_loop(lambda c: c + 0 * call(c) > 0, lambda c: c - 1, v),
         "a loop in a jit in a branch": lambda v: lax.cond(
             v > 4, jax.jit(lambda v: lax.fori_loop(0, 2, lambda _, c: call(c), v)), lambda v: v, v
         ),
-        "a rule in a branch": lambda v: jax.grad(lambda v: lax.cond(v > 4, told_backward(call), lambda v: v, v))(v),
+        "a rule in a branch": lambda v: jax.grad(
+            lambda v: lax.cond(v > 4, told_backward(call), lambda v: v, v)
+        )(v),
         "a jitted function that all call too": lambda v: twice(jax.jit(call), v),
     }
 
@@ -249,7 +311,9 @@ def test_an_io_callback_that_not_all_elements_reach_is_refused_under_every_assig
     for resources in list(RESOURCES.values())[:6]:
         with (
             mesh42(),
-            pytest.raises(NotImplementedError, match=r"Not all elements of {'i'} reach the io_callback at "),
+            pytest.raises(
+                NotImplementedError, match=r"Not all elements of {'i'} reach the io_callback at "
+            ),
         ):
             xmap(body, ["i"], ["i"], axis_resources=resources)(X)
     assert host.told == []
@@ -259,7 +323,9 @@ def test_an_io_callback_that_not_all_elements_reach_is_refused_under_every_assig
 def test_an_io_callback_in_an_operation_that_jax_evaluates_is_refused(resources):
     """Each device would call."""
     host = Host()
-    body = lambda v: linear_call(lambda w, u: u * io_callback(host, SCALAR, w), lambda w, ct: ct * w, v, v)
+    body = lambda v: linear_call(
+        lambda w, u: u * io_callback(host, SCALAR, w), lambda w, ct: ct * w, v, v
+    )
     with (
         mesh42(),
         pytest.raises(NotImplementedError, match="`linear_call`, which has an io_callback at "),
@@ -341,7 +407,9 @@ AUTOMATIC = ["index_checks", "nan_checks", "div_checks", "float_checks", "all_ch
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}], ids=str)
+@pytest.mark.parametrize(
+    "resources", [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}], ids=str
+)
 @pytest.mark.parametrize("name", UNSEEN)
 def test_automatic_checks_around_are_refused_under_every_assignment(name, resources):
     """Also where JAX has the program of the call before checkify sees it; other checks of the caller are not."""
@@ -352,9 +420,14 @@ def test_automatic_checks_around_are_refused_under_every_assignment(name, resour
     with mesh42():
         want = mapped(X)
         for kind, call in itertools.product(AUTOMATIC, (mapped, in_a_scan)):
-            with pytest.raises(NotImplementedError, match=r"^The automatic checks .*xmap\(checkify\.checkify\(fun\)"):
+            with pytest.raises(
+                NotImplementedError,
+                match=r"^The automatic checks .*xmap\(checkify\.checkify\(fun\)",
+            ):
                 checkify.checkify(call, errors=getattr(checkify, kind))(X)
-        error, out = checkify.checkify(lambda x: (checkify.check(jnp.asarray(x)[0] > 4, "small"), mapped(x))[1])(X)
+        error, out = checkify.checkify(
+            lambda x: (checkify.check(jnp.asarray(x)[0] > 4, "small"), mapped(x))[1]
+        )(X)
     np.testing.assert_array_equal(out, want)
     assert "small (`check` failed)" in error.get()
 
@@ -368,7 +441,9 @@ def test_automatic_checks_inside_see_jitted_functions():
     for resources in [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]:
         with mesh42():
             error, _ = xmap(checked, ["i"], ["i", ...], axis_resources=resources)(X)
-            slope = jax.vjp(xmap(told, ["i"], ["i"], axis_resources=resources), X)[1](np.ones_like(X))[0]
+            slope = jax.vjp(xmap(told, ["i"], ["i"], axis_resources=resources), X)[1](
+                np.ones_like(X)
+            )[0]
         assert sorted(map(int, re.findall(r"at mapped index (\d+):", error.get()))) == failed
         np.testing.assert_array_equal(slope, X >= 4)
 
@@ -379,7 +454,9 @@ def test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment(n
         mapped = xmap(CHECKED[name], ["i"], ["i"], axis_resources=resources)
         with (
             mesh42(),
-            pytest.raises(NotImplementedError, match=r"The check at .*xmap\(checkify\.checkify\(fun\)"),
+            pytest.raises(
+                NotImplementedError, match=r"The check at .*xmap\(checkify\.checkify\(fun\)"
+            ),
         ):
             checkify.checkify(mapped)(X)
 
@@ -412,7 +489,9 @@ def test_io_callbacks_under_transformations_around(around, resources):
         jax.effects_barrier()
     assert collections.Counter(host.told) == {(v,): times for v in X}
     expected = use(lambda v, w: jnp.sin(v * w))
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5), found, expected)
+    jax.tree.map(
+        lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5), found, expected
+    )
 
 
 # ------------------------------------------------------------------------- the table of the guide
@@ -454,20 +533,28 @@ def written(v):
     return ref[...]
 
 
-@pytest.mark.parametrize(("effect", "copies", "apart"), ROW.findall(SECTION), ids=lambda cell: cell[:24])
+@pytest.mark.parametrize(
+    ("effect", "copies", "apart"), ROW.findall(SECTION), ids=lambda cell: cell[:24]
+)
 def test_the_table_of_effects_says_what_happens(effect, copies, apart):
     if "checkify" in effect:
         if "around" in effect:
-            test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment("in a branch")
+            test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment(
+                "in a branch"
+            )
             assert (copies, apart) == ("refused", "refused")
         else:
             test_a_check_in_the_body_is_that_of_each_element("in a branch")
-            assert (copies, apart) == ("each device has its own", "checked for elements that reach it")
+            assert (copies, apart) == (
+                "each device has its own",
+                "checked for elements that reach it",
+            )
     elif "new_ref" in effect:
         for resources in ({}, {"i": "x"}):
             with mesh42():
                 np.testing.assert_array_equal(
-                    xmap(written, ["i"], ["i"], axis_resources=resources)(X), np.where(X > 4, 10 * X, X)
+                    xmap(written, ["i"], ["i"], axis_resources=resources)(X),
+                    np.where(X > 4, 10 * X, X),
                 )
         assert (copies, apart) == ("each device has its own", "written by elements that reach it")
     else:

@@ -24,13 +24,22 @@ scipy.stats"""
 LINE = re.compile(r"^(\S+) ([\w.]+): (.*(?:\n    .*)*)$", re.M)
 LISTED = {
     f"{module}.{name}": arguments
-    for arguments, module, names in LINE.findall((pathlib.Path(__file__).parent / "public_functions.txt").read_text())
+    for arguments, module, names in LINE.findall(
+        (pathlib.Path(__file__).parent / "public_functions.txt").read_text()
+    )
     for name in names.split()
 }
 F = np.linspace(0.1, 0.9, 16, dtype=np.float32)
 A = F.reshape(4, 4) + 4 * np.eye(4, dtype=np.float32)
 ARRAYS = {
-    **{"f": F, "A": A, "B": np.stack([A, A]), "z": A.astype(np.complex64), "s": np.float32(0.3), "p": F > 0.5},
+    **{
+        "f": F,
+        "A": A,
+        "B": np.stack([A, A]),
+        "z": A.astype(np.complex64),
+        "s": np.float32(0.3),
+        "p": F > 0.5,
+    },
     **{"n": np.arange(1, 5, dtype=np.int32), "m": np.int32(2), "K": jax.random.key(0)},
 }
 OTHERS = {"0": 0, "2": 2, "t": (4,), "T": (4, 4), "0t": (0,), "d": np.float32, "c": jnp.sin}
@@ -43,10 +52,16 @@ def public_functions():
     found = {}
     for name in MODULES.split():
         module = importlib.import_module(f"jax.{name}")
-        inner = {f"{name}.{k}": m for k, m in vars(module).items() if name == "scipy.stats" and is_public_module(k, m)}
+        inner = {
+            f"{name}.{k}": m
+            for k, m in vars(module).items()
+            if name == "scipy.stats" and is_public_module(k, m)
+        }
         for path, holder in {name: module, **inner}.items():
             public = {k: getattr(holder, k) for k in dir(holder) if not k.startswith("_")}
-            found |= {f"{path}.{k}": f for k, f in public.items() if callable(f) and not is_a_type(f)}
+            found |= {
+                f"{path}.{k}": f for k, f in public.items() if callable(f) and not is_a_type(f)
+            }
     return found
 
 
@@ -63,12 +78,16 @@ def primitives_of(function, arguments):
 
     def call(*arrays):
         given = iter(arrays)
-        outs = function(*(next(given) if letter in ARRAYS else OTHERS[letter] for letter in letters))
+        outs = function(
+            *(next(given) if letter in ARRAYS else OTHERS[letter] for letter in letters)
+        )
         return [x for x in jax.tree.leaves(outs) if hasattr(x, "dtype")]
 
     with warnings.catch_warnings():  # of arguments that are not what a function likes
         warnings.simplefilter("ignore")
-        return bound(jax.make_jaxpr(call)(*(ARRAYS[letter] for letter in letters if letter in ARRAYS)).jaxpr)
+        return bound(
+            jax.make_jaxpr(call)(*(ARRAYS[letter] for letter in letters if letter in ARRAYS)).jaxpr
+        )
 
 
 def is_newer():
@@ -78,7 +97,9 @@ def is_newer():
 def test_each_public_function_is_listed():
     unlisted = sorted(public_functions().keys() - LISTED.keys())
     if unlisted and is_newer():
-        warnings.warn(f"jax {jax.__version__} has public functions that no list has: {unlisted}", stacklevel=1)
+        warnings.warn(
+            f"jax {jax.__version__} has public functions that no list has: {unlisted}", stacklevel=1
+        )
     else:
         assert not unlisted
     assert len(LISTED.keys() & public_functions()) > 900
@@ -94,7 +115,10 @@ def test_each_primitive_that_a_function_binds_has_a_case(part):
         if found - KNOWN:
             unknown[name] = found - KNOWN
     if unknown and is_newer():
-        warnings.warn(f"functions of jax {jax.__version__} bind primitives without a case: {unknown}", stacklevel=1)
+        warnings.warn(
+            f"functions of jax {jax.__version__} bind primitives without a case: {unknown}",
+            stacklevel=1,
+        )
     else:
         assert not unknown
 

@@ -100,7 +100,9 @@ def magnitudes(x):
 UNARY = """abs acos asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma erf erf_inv erfc exp exp2
 expm1 floor is_finite lgamma log log1p logistic neg round rsqrt sign sin sinh sqrt square tan tanh stop_gradient
 cumlogsumexp cummax cummin cumprod cumsum"""
-BINARY = "add atan2 div eq ge gt igamma igamma_grad_a igammac le lt max min mul ne nextafter pow rem sub"
+BINARY = (
+    "add atan2 div eq ge gt igamma igamma_grad_a igammac le lt max min mul ne nextafter pow rem sub"
+)
 INTEGERS = "shift_left shift_right_arithmetic shift_right_logical"
 of_lax = partial(getattr, lax)
 
@@ -126,12 +128,17 @@ CASES = {
     "complex": lambda v: lax.complex(v.f, v.g),
     "concatenate": lambda v: jnp.concatenate([v.f, v.g]),
     "cond": lambda v: lax.cond(v.p, lambda x: 2 * x, lambda x: x * x, v.f),
-    "conv_general_dilated": lambda v: lax.conv(v.A[None, None], v.A[None, None, :2, :2], (1, 1), "SAME"),
+    "conv_general_dilated": lambda v: lax.conv(
+        v.A[None, None], v.A[None, None, :2, :2], (1, 1), "SAME"
+    ),
     "convert_element_type": lambda v: v.n.astype(np.float32),
     "copy": lambda v: jnp.copy(v.f),
     "custom_jvp_call": lambda v: with_jvp(v.f),
     "custom_linear_solve": lambda v: lax.custom_linear_solve(
-        lambda x: v.A @ x, v.f[:4], lambda _, b: jnp.linalg.solve(v.A, b), lambda _, b: jnp.linalg.solve(v.A.T, b)
+        lambda x: v.A @ x,
+        v.f[:4],
+        lambda _, b: jnp.linalg.solve(v.A, b),
+        lambda _, b: jnp.linalg.solve(v.A.T, b),
     ),
     "custom_vjp_call": lambda v: with_vjp(v.f),
     "device_put": lambda v: jax.device_put(v.f),
@@ -203,7 +210,9 @@ CASES = {
     "triangular_solve": lambda v: lax.linalg.triangular_solve(v.A, v.A, lower=True),
     "tridiagonal": lambda v: lax.linalg.tridiagonal(symmetric(v.A)),
     "tridiagonal_solve": lambda v: lax.linalg.tridiagonal_solve(v.f, v.f + 4, v.g, v.g[:, None]),
-    "while": lambda v: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + c[1][1], c[1] * 1.5), (v.f[0], v.g)),
+    "while": lambda v: lax.while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + c[1][1], c[1] * 1.5), (v.f[0], v.g)
+    ),
     "zeta": lambda v: lax.zeta(1 + v.f, v.g),
 }
 COLLECTIVES = {
@@ -246,7 +255,9 @@ REASONS = {
     "ragged_all_to_all": "XLA does not have it on CPU",
     "select_and_scatter": "no public function binds it, and jax.vmap refuses it",
 }
-CASES, COLLECTIVES = ({p: case for p, case in cases.items() if p in PRESENT} for cases in (CASES, COLLECTIVES))
+CASES, COLLECTIVES = (
+    {p: case for p, case in cases.items() if p in PRESENT} for cases in (CASES, COLLECTIVES)
+)
 
 
 def bound(jaxpr):
@@ -254,7 +265,9 @@ def bound(jaxpr):
     names = set()
     for eqn in jaxpr.eqns:
         names.add(eqn.primitive.name)
-        inner = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"))
+        inner = jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        )
         names.update(*(bound(j) for x in inner if hasattr(j := getattr(x, "jaxpr", x), "eqns")))
     return names
 
@@ -289,7 +302,9 @@ def test_each_primitive_has_a_case_or_a_reason():
     unlisted = sorted(PRESENT - listed)
     newer = _jax.parse_version(NEWEST_TESTED) < _jax.VERSION
     if unlisted and newer:
-        warnings.warn(f"jax {jax.__version__} has primitives without a case: {unlisted}", stacklevel=1)
+        warnings.warn(
+            f"jax {jax.__version__} has primitives without a case: {unlisted}", stacklevel=1
+        )
     else:
         assert not unlisted
 
@@ -325,7 +340,9 @@ def unequal(got, want, rtol=2e-4, atol=2e-5):
     assert got.keys() == want.keys()
     for name in want:
         try:
-            jax.tree.map(partial(np.testing.assert_allclose, rtol=rtol, atol=atol), got[name], want[name])
+            jax.tree.map(
+                partial(np.testing.assert_allclose, rtol=rtol, atol=atol), got[name], want[name]
+            )
         except AssertionError as e:
             wrong[name] = str(e)
     return wrong
@@ -341,14 +358,18 @@ def test_every_primitive_is_as_element_by_element(on, mesh42):
 
 
 # In the place of one axis, two, of which each field varies over one: operands that vary over different axes meet.
-OVER = dict.fromkeys(["f", "A", "n", "p", "raw"], "i") | dict.fromkeys(["g", "z", "m", "at", "key", "seed"], "j")
+OVER = dict.fromkeys(["f", "A", "n", "p", "raw"], "i") | dict.fromkeys(
+    ["g", "z", "m", "at", "key", "seed"], "j"
+)
 
 
 @cache
 def expected_over_two_axes():
     floats, others = inputs(np.random.default_rng(0))
     call, fields = jax.jit(partial(results, CASES)), {**floats, **others}
-    pick = lambda place: {name: jax.tree.map(itemgetter(place[OVER[name]]), x) for name, x in fields.items()}
+    pick = lambda place: {
+        name: jax.tree.map(itemgetter(place[OVER[name]]), x) for name, x in fields.items()
+    }
     found = [steady(call, pick({"i": k // N, "j": k % N})) for k in range(N * N)]
     return jax.tree.map(lambda *xs: np.stack(xs).reshape(N, N, *xs[0].shape), *found)
 
@@ -368,7 +389,9 @@ def total(values):
     """A sum of all floating results, each weighted by another number."""
     parts = [jnp.ravel(x) for x in jax.tree.leaves(values) if jnp.issubdtype(x.dtype, jnp.inexact)]
     parts = [y for x in parts for y in ((x.real, x.imag) if jnp.iscomplexobj(x) else (x,))]
-    return sum((jnp.sum(x * jnp.cos(jnp.arange(x.size, dtype=np.float32))) for x in parts), jnp.float32(0))
+    return sum(
+        (jnp.sum(x * jnp.cos(jnp.arange(x.size, dtype=np.float32))) for x in parts), jnp.float32(0)
+    )
 
 
 def of_floats(case, floats, others):
@@ -400,7 +423,9 @@ def expected_gradients():
     floats, others = inputs(np.random.default_rng(0))
     gradient = jax.jit(jax.grad(lambda *args: sum(totals(*args).values())))
     args = (dict.fromkeys(differentiable(), floats), others)
-    parts = [steady(gradient, *jax.tree.map(itemgetter(k), args), rtol=2e-3, atol=2e-4) for k in range(N)]
+    parts = [
+        steady(gradient, *jax.tree.map(itemgetter(k), args), rtol=2e-3, atol=2e-4) for k in range(N)
+    ]
     return jax.tree.map(lambda *xs: np.stack(xs), *parts)
 
 
@@ -411,7 +436,9 @@ def test_gradients_of_every_primitive_are_as_element_by_element(on, mesh42):
     call = xmap(totals, (["i", ...], ["i", ...]), ["i", ...], axis_resources=on)
     gradient = jax.jit(jax.grad(lambda *args: sum(jnp.sum(x) for x in call(*args).values())))
     with mesh42:
-        got = steady(gradient, dict.fromkeys(differentiable(), floats), others, rtol=2e-3, atol=2e-4)
+        got = steady(
+            gradient, dict.fromkeys(differentiable(), floats), others, rtol=2e-3, atol=2e-4
+        )
     assert len(got) > 100
     assert not unequal(got, expected_gradients(), rtol=2e-3, atol=2e-4)
 
@@ -421,5 +448,7 @@ def test_gradients_of_error_functions_over_a_mesh(function, mesh42):
     """JAX 0.12 refuses them in its own ``shard_map``: the derivative has a polynomial of constants."""
     x = np.linspace(-2, 2, N, dtype=np.float32)
     with mesh42:
-        got = jax.grad(lambda v: jnp.sum(xmap(function, ["i"], ["i"], axis_resources={"i": "x"})(v)))(x)
+        got = jax.grad(
+            lambda v: jnp.sum(xmap(function, ["i"], ["i"], axis_resources={"i": "x"})(v))
+        )(x)
     np.testing.assert_allclose(got, [jax.grad(function)(v) for v in x], rtol=1e-5)

@@ -74,7 +74,11 @@ POSITIONS = {"i": 0, "j": 1, None: 2}
 
 def order_of(out_axes):
     """The permutation of the table (i, j, k) that out_axes describes."""
-    names = [out_axes.get(k) for k in range(3)] if isinstance(out_axes, dict) else [n for n in out_axes if n is not ...]
+    names = (
+        [out_axes.get(k) for k in range(3)]
+        if isinstance(out_axes, dict)
+        else [n for n in out_axes if n is not ...]
+    )
     return [POSITIONS[name] for name in [*names, None][:3]]
 
 
@@ -95,7 +99,9 @@ def test_reduced_and_broadcast_results_lie_on_the_mesh_too(mesh42):
 
     with mesh42:
         outs = xmap(body, ["i", ...], ({}, ["i", ...], {}), axis_resources={"i": "x"})(X)
-    assert [out.sharding for out in outs] == [NamedSharding(MESH42, spec) for spec in (P(), P("x"), P())]
+    assert [out.sharding for out in outs] == [
+        NamedSharding(MESH42, spec) for spec in (P(), P("x"), P())
+    ]
     assert all(out.committed for out in outs)
 
 
@@ -181,7 +187,13 @@ def test_lower_and_compile(placement, spec, mesh42):
 
 @over(PLACEMENTS)
 def test_donated_arguments_are_freed_even_if_the_function_ignores_them(placement, spec, mesh42):
-    fun = xmap(lambda old, new: new * 2, ["i", ...], ["i", ...], axis_resources={"i": placement}, donate_argnums=(0,))
+    fun = xmap(
+        lambda old, new: new * 2,
+        ["i", ...],
+        ["i", ...],
+        axis_resources={"i": placement},
+        donate_argnums=(0,),
+    )
     old, new = laid_out(X, spec), laid_out(X, spec)
     with mesh42:
         out = fun(old, new)
@@ -205,7 +217,9 @@ def test_donated_trees_are_reused_step_after_step(placement, spec, mesh42):
     assert state["n"] == 3
 
 
-@pytest.mark.parametrize(("placement", "devices"), [((), 1), ("x", 4), (("x", "y"), 8)], ids=["none", "part", "full"])
+@pytest.mark.parametrize(
+    ("placement", "devices"), [((), 1), ("x", 4), (("x", "y"), 8)], ids=["none", "part", "full"]
+)
 def test_donated_memory_holds_the_result(placement, devices, mesh42):
     with mesh42:
         donating = doubled(placement, donate_argnums=0).lower(X).compile().memory_analysis()
@@ -222,7 +236,9 @@ class Counted:
 
     def __init__(self, placement=(), **options):
         self.traces = 0
-        self.fun = xmap(self._body, ["i", ...], ["i", ...], axis_resources={"i": placement}, **options)
+        self.fun = xmap(
+            self._body, ["i", ...], ["i", ...], axis_resources={"i": placement}, **options
+        )
 
     def _body(self, v):
         self.traces += 1
@@ -289,7 +305,10 @@ def test_resources_that_are_left_are_missed_although_the_call_is_cached(mesh42):
         counted.fun(X)
     with mesh42, pytest.raises(ValueError, match=r"The missing resources are: \{'l'\}"):
         counted.fun(X)
-    with serial_loop("l", 2), pytest.raises(ValueError, match=r"The missing resources are: \{'x'\}"):
+    with (
+        serial_loop("l", 2),
+        pytest.raises(ValueError, match=r"The missing resources are: \{'x'\}"),
+    ):
         counted.fun(X)
 
 
@@ -424,7 +443,10 @@ def affine(slope, v, shift=0):
 CALLABLES = {
     "a partial": (functools.partial(affine, 2.0), 2 * X),
     "a partial with keywords": (functools.partial(affine, 2.0, shift=1), 2 * X + 1),
-    "a partial of a partial": (functools.partial(functools.partial(affine, 2.0), shift=1), 2 * X + 1),
+    "a partial of a partial": (
+        functools.partial(functools.partial(affine, 2.0), shift=1),
+        2 * X + 1,
+    ),
     "a bound method": (Affine(3.0).shifted, 3 * X + 1),
     "a callable object": (Affine(3.0), 3 * X),
     "a lambda": (lambda v: v + 1, X + 1),
@@ -455,7 +477,10 @@ def test_repr_shows_the_function_its_axes_and_resources():
         axis_resources=resources,
     )
     shown = "in_axes=(['i', ...], {0: 'j'}), out_axes=[...], axis_sizes={'k': 2}"
-    assert repr(f) == f"<xmap(double, {shown}, axis_resources={{'i': ('x', SerialLoop(length=2)), 'j': 'y'}})>"
+    assert (
+        repr(f)
+        == f"<xmap(double, {shown}, axis_resources={{'i': ('x', SerialLoop(length=2)), 'j': 'y'}})>"
+    )
     g = xmap(functools.partial(affine, 2.0), ["i"], ["i"])
     assert repr(g) == "<xmap(affine, in_axes=['i'], out_axes=['i'])>"
     assert repr(g.plan) == "<affine.plan: call it with the arguments of affine>"
@@ -493,7 +518,9 @@ def tell(log, v):
 
 def pure(log):
     like = jax.ShapeDtypeStruct((), jnp.float32)
-    return lambda v: jax.pure_callback(functools.partial(tell, log), like, v, vmap_method="sequential")
+    return lambda v: jax.pure_callback(
+        functools.partial(tell, log), like, v, vmap_method="sequential"
+    )
 
 
 def pure_by_default(log):
@@ -530,7 +557,12 @@ def test_a_scope_of_loops_may_be_around_or_inside_a_mesh(mesh42):
 
 
 def test_several_axes_may_share_a_named_loop():
-    fun = xmap(lambda a, b: (a * 2, b * 3), TABLE_IN, (["i", ...], ["j", ...]), axis_resources={"i": "l", "j": "l"})
+    fun = xmap(
+        lambda a, b: (a * 2, b * 3),
+        TABLE_IN,
+        (["i", ...], ["j", ...]),
+        axis_resources={"i": "l", "j": "l"},
+    )
     with serial_loop("l", 2):
         a, b = fun(X, Y)
         assert set(scan_lengths(fun, X, Y)) == {2}
@@ -544,7 +576,9 @@ def test_a_loop_bounds_memory():
 
     def temporaries(placement):
         fun = xmap(hungry, ["i", ...], ["i"], axis_resources={"i": placement})
-        return fun.lower(np.ones((64, 3), np.float32)).compile().memory_analysis().temp_size_in_bytes
+        return (
+            fun.lower(np.ones((64, 3), np.float32)).compile().memory_analysis().temp_size_in_bytes
+        )
 
     assert temporaries(SerialLoop(8)) < temporaries(()) / 4
 
@@ -575,7 +609,9 @@ def test_collectives_over_looped_axes_are_refused(body, placement, mesh42):
 
 
 def test_the_size_of_a_looped_axis_is_known():
-    fun = xmap(lambda v: v / lax.psum(1, "i"), ["i", ...], ["i", ...], axis_resources={"i": SerialLoop(2)})
+    fun = xmap(
+        lambda v: v / lax.psum(1, "i"), ["i", ...], ["i", ...], axis_resources={"i": SerialLoop(2)}
+    )
     np.testing.assert_array_equal(fun(X), X / 8)
 
 
@@ -630,11 +666,15 @@ def pairs(x, w):
 
 TRANSFORMS = {
     "jit": lambda f: jax.jit(f),
-    "scan over inputs": lambda f: lambda x, w: lax.scan(lambda c, xw: (c, f(*xw)), 0.0, pairs(x, w)),
+    "scan over inputs": lambda f: (
+        lambda x, w: lax.scan(lambda c, xw: (c, f(*xw)), 0.0, pairs(x, w))
+    ),
     "cond": lambda f: lambda x, w: lax.cond(x.sum() > 0, f, lambda x, w: x - w, x, w),
     "grad": lambda f: jax.grad(loss(f), argnums=(0, 1)),
     "vmap of weights only": lambda f: lambda x, w: jax.vmap(f, (None, 0))(x, pairs(x, w)[1]),
-    "jit of vmap of grad": lambda f: jax.jit(lambda x, w: jax.vmap(jax.grad(loss(f), 1))(*pairs(x, w))),
+    "jit of vmap of grad": lambda f: jax.jit(
+        lambda x, w: jax.vmap(jax.grad(loss(f), 1))(*pairs(x, w))
+    ),
 }
 
 
@@ -656,7 +696,12 @@ def test_the_body_may_close_over_tracers_of_transforms(transform, placement, spe
 @pytest.mark.parametrize("layout", [None, P(), P("y"), P("x")], ids=str)
 def test_the_body_may_close_over_arrays_wherever_they_lie(layout, placement, spec, mesh42):
     closed = X if layout is None else laid_out(X, layout)
-    fun = xmap(lambda v: v @ closed.T + closed.sum(), ["i", ...], ["i", ...], axis_resources={"i": placement})
+    fun = xmap(
+        lambda v: v @ closed.T + closed.sum(),
+        ["i", ...],
+        ["i", ...],
+        axis_resources={"i": placement},
+    )
     with mesh42:
         np.testing.assert_allclose(fun(X), X @ X.T + X.sum(), rtol=1e-6)
 
@@ -679,13 +724,19 @@ VALUES = {
     "a choice": (lambda x, y: jnp.where(x > 0, y, 0.0), AB),
     "a result of jit": (lambda x, y: jax.jit(lambda v: lax.psum(v + y, "b"))(x), A),
     "a result of cond": (lambda x, y: lax.cond(True, lambda v: v + 1, lambda v: v, y), B),
-    "a result of a varying cond": (lambda x, y: lax.cond(x.sum() > 0, lambda v: v + 1, lambda v: v, y), AB),
+    "a result of a varying cond": (
+        lambda x, y: lax.cond(x.sum() > 0, lambda v: v + 1, lambda v: v, y),
+        AB,
+    ),
     "a carry of scan": (lambda x, y: lax.scan(lambda c, v: (c * v, None), jnp.ones(()), y)[0], B),
     "a stack of scan": (lambda x, y: lax.scan(lambda c, v: (c + 1, v * c), 0.0, x)[1], A),
     "a gradient": (lambda x, y: jax.grad(lambda v: (v * y).sum())(x), B),
     "a gradient of a square": (lambda x, y: jax.grad(lambda v: (v * v * y).sum())(x), AB),
     "an inner xmap": (lambda x, y: xmap(jnp.multiply, (["c"], {}), ["c", ...])(x, y), AB),
-    "an inner xmap that sums": (lambda x, y: xmap(lambda v: lax.psum(v * y, "b"), ["c"], ["c", ...])(x), A),
+    "an inner xmap that sums": (
+        lambda x, y: xmap(lambda v: lax.psum(v * y, "b"), ["c"], ["c", ...])(x),
+        A,
+    ),
 }
 
 
@@ -703,7 +754,9 @@ def test_named_shapes_of_values(make, expected, resources, mesh42):
         return 0.0
 
     with mesh42:
-        xmap(body, (["a", ...], ["b", ...]), {}, axis_resources=resources)(np.ones((2, 4)), np.ones((3, 4)))
+        xmap(body, (["a", ...], ["b", ...]), {}, axis_resources=resources)(
+            np.ones((2, 4)), np.ones((3, 4))
+        )
     assert seen
     assert all(dict(shape) == expected for shape in seen)
 
@@ -786,7 +839,12 @@ name_of = lambda value: getattr(value, "__name__", str(value))
 
 @pytest.mark.parametrize(("fun", "assignment"), TAKEN, ids=name_of)
 def test_axes_that_meet_on_one_resource_are_refused_wherever_they_meet(fun, assignment, mesh42):
-    with mesh42, pytest.raises(jax.errors.JAXTypeError, match=r"Axes `.` and `.` are both mapped to the resource `.`"):
+    with (
+        mesh42,
+        pytest.raises(
+            jax.errors.JAXTypeError, match=r"Axes `.` and `.` are both mapped to the resource `.`"
+        ),
+    ):
         fun(*(a or () for a in assignment))
 
 

@@ -55,6 +55,16 @@ def test_what_is_entered_when_python_ends_is_silent(way):
     program = f"{PROGRAM}    {WAYS[way].strip()}\nprint('end')"
     # asyncio itself tells of tasks that are pending.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
-    told = [line for line in done.stderr.splitlines() if not line.startswith(("Task was destroyed", "task: <Task"))]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    told = [
+        line
+        for line in done.stderr.splitlines()
+        if not line.startswith(("Task was destroyed", "task: <Task"))
+    ]
     assert (done.returncode, done.stdout, told) == (0, "end\n", [])

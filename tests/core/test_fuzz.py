@@ -33,7 +33,9 @@ SECONDS_PER_CALL = 120
 # ------------------------------------------------------------------------- right calls
 
 NAMES = ("a", "b", 7)
-SIZES = st.fixed_dictionaries({name: st.sampled_from([4, 2, 8, 4, 8, 4, 3, 1, 0]) for name in (*NAMES, "extra")})
+SIZES = st.fixed_dictionaries(
+    {name: st.sampled_from([4, 2, 8, 4, 8, 4, 3, 1, 0]) for name in (*NAMES, "extra")}
+)
 MESHES = [{"x": 2, "y": 2}, {"x": 2}, {"x": 4, "y": 2}, {"y": 3, "x": 1}, {"x": 8}, None]
 
 
@@ -65,7 +67,11 @@ def trees(draw, leaves, depth=2):
     if kind in ("leaf", "none"):
         return draw(leaves) if kind == "leaf" else None
     children = [draw(trees(leaves, depth - 1)) for _ in range(draw(st.sampled_from([1, 2, 2, 0])))]
-    return dict(zip("uv", children)) if kind == "dict" else {"tuple": tuple, "list": list}[kind](children)
+    return (
+        dict(zip("uv", children))
+        if kind == "dict"
+        else {"tuple": tuple, "list": list}[kind](children)
+    )
 
 
 class Meant:
@@ -127,12 +133,21 @@ def expressions(draw, arguments, known):
         return Index(name), {name}, 0
     if kind == "constant":
         return Constant(draw(st.integers(1, 3))), set(), 1
-    indices = draw(st.lists(st.integers(0, len(arguments) - 1), min_size=1, max_size=2, unique=True))
+    indices = draw(
+        st.lists(st.integers(0, len(arguments) - 1), min_size=1, max_size=2, unique=True)
+    )
     names = {n for k in indices for n in arguments[k].names.values()}
     if kind == "total":
         return Total(tuple(indices)), names, 0
     candidates = sorted({str(n) for n in names - {7}} or {"a"})
-    over = draw(st.lists(st.sampled_from([*candidates, *candidates, "extra"]), min_size=1, max_size=2, unique=True))
+    over = draw(
+        st.lists(
+            st.sampled_from([*candidates, *candidates, "extra"]),
+            min_size=1,
+            max_size=2,
+            unique=True,
+        )
+    )
     if often(draw, 5):
         over.append(draw(st.sampled_from(["nope", over[0]])))
     return Total(tuple(indices), tuple(over)), names - set(over), 0
@@ -156,13 +171,21 @@ def results(draw, arguments, known):
 def resources_of(draw, size, mesh, loop):
     """Resources for an axis, mostly such that divide its size."""
     lengths = {**(mesh or {}), **({"l": loop} if loop else {})}
-    entries = draw(st.lists(st.sampled_from([*lengths, *lengths, SerialLoop(2)]), min_size=1, max_size=2))
+    entries = draw(
+        st.lists(st.sampled_from([*lengths, *lengths, SerialLoop(2)]), min_size=1, max_size=2)
+    )
     entries = list(dict.fromkeys(entries))
     if not often(draw, 8):
         entries.sort(key=lambda r: isinstance(r, SerialLoop) or r == "l")
-        while size % math.prod(r.length if isinstance(r, SerialLoop) else lengths[r] for r in entries):
+        while size % math.prod(
+            r.length if isinstance(r, SerialLoop) else lengths[r] for r in entries
+        ):
             entries.pop()
-    return entries[0] if len(entries) == 1 and draw(st.booleans()) else draw(st.sampled_from([tuple, list]))(entries)
+    return (
+        entries[0]
+        if len(entries) == 1 and draw(st.booleans())
+        else draw(st.sampled_from([tuple, list]))(entries)
+    )
 
 
 @st.composite
@@ -170,7 +193,10 @@ def calls(draw):
     """A call that is right in most respects."""
     sizes = draw(SIZES)
     as_meant = lambda pair: Meant(pair[0], pair[1], np.ndim(pair[0]))
-    args = tuple(draw(trees(arrays(sizes).map(as_meant))) for _ in range(draw(st.sampled_from([1, 2, 2, 3, 0]))))
+    args = tuple(
+        draw(trees(arrays(sizes).map(as_meant)))
+        for _ in range(draw(st.sampled_from([1, 2, 2, 3, 0])))
+    )
     arguments = leaves_of(args)
     known = sorted({n for m in arguments for n in m.names.values()} | {"extra"}, key=str)
     outs = draw(trees(results(arguments, known)))
@@ -182,19 +208,64 @@ def calls(draw):
     given = {n: sizes[n] for n in mentioned if n == "extra" or draw(st.booleans())}
     placed = [n for n in mentioned if often(draw, 60)]
     axis_resources = {n: draw(resources_of(sizes[n], mesh, loop)) for n in placed}
-    plain = lambda tree: jax.tree.map(lambda m: m.leaf, tree, is_leaf=lambda x: isinstance(x, Meant))
+    plain = lambda tree: jax.tree.map(
+        lambda m: m.leaf, tree, is_leaf=lambda x: isinstance(x, Meant)
+    )
     return Call(plain(args), in_axes, out_axes, plain(outs), given, axis_resources, mesh, loop)
 
 
 # ------------------------------------------------------------------------- damaged calls
 
 STRANGE_SPECS = [
-    *(0, "a", None, ..., object(), np.int64(1), 1.5, b"a", {"a"}, PartitionSpec("a"), PartitionSpec()),
+    *(
+        0,
+        "a",
+        None,
+        ...,
+        object(),
+        np.int64(1),
+        1.5,
+        b"a",
+        {"a"},
+        PartitionSpec("a"),
+        PartitionSpec(),
+    ),
     *([], {}, (), [...], [None], (None, ...), [[]], ([],), {"u": []}, [{}], [...] * 2),
-    *(["a"], ["a", "a"], ["a", ..., "b"], [..., "a"], [None, "a", ...], ["nope", ...], ["a", "b", 7, ...]),
-    *([("a", "b"), ...], [["a"], ...], [{"a"}, ...], [PartitionSpec("a")], [None, None, None, None, "a", ...]),
-    *({0: "a"}, {9: "a"}, {-1: "a"}, {0: "a", 1: "a"}, {"a": 0}, {0.0: "a"}, {True: "a"}, {np.int64(0): "b"}),
-    *({0: None}, {0: ...}, {0: ("a", "b")}, {0: ["a"]}, {0: np.zeros(1)}, {0: [{}], "u": [{}]}, {None: "a"}),
+    *(
+        ["a"],
+        ["a", "a"],
+        ["a", ..., "b"],
+        [..., "a"],
+        [None, "a", ...],
+        ["nope", ...],
+        ["a", "b", 7, ...],
+    ),
+    *(
+        [("a", "b"), ...],
+        [["a"], ...],
+        [{"a"}, ...],
+        [PartitionSpec("a")],
+        [None, None, None, None, "a", ...],
+    ),
+    *(
+        {0: "a"},
+        {9: "a"},
+        {-1: "a"},
+        {0: "a", 1: "a"},
+        {"a": 0},
+        {0.0: "a"},
+        {True: "a"},
+        {np.int64(0): "b"},
+    ),
+    *(
+        {0: None},
+        {0: ...},
+        {0: ("a", "b")},
+        {0: ["a"]},
+        {0: np.zeros(1)},
+        {0: [{}], "u": [{}]},
+        {None: "a"},
+    ),
 ]
 STRANGE_SIZES = [
     [3],
@@ -209,8 +280,22 @@ STRANGE_SIZES = [
     {"a": 5},
 ]
 STRANGE_RESOURCES = [
-    *("x", [("a", "x")], {"a": None}, {"a": ...}, {"a": {"x"}}, {"a": (("x",),)}, {"a": PartitionSpec("x")}),
-    *({"a": "nowhere"}, {"a": ("x", "x")}, {"a": (SerialLoop(2), "x")}, {"a": ["l", "x"]}, {"a": SerialLoop}),
+    *(
+        "x",
+        [("a", "x")],
+        {"a": None},
+        {"a": ...},
+        {"a": {"x"}},
+        {"a": (("x",),)},
+        {"a": PartitionSpec("x")},
+    ),
+    *(
+        {"a": "nowhere"},
+        {"a": ("x", "x")},
+        {"a": (SerialLoop(2), "x")},
+        {"a": ["l", "x"]},
+        {"a": SerialLoop},
+    ),
     *(
         {"nope": "x"},
         {"nope": "nowhere"},
@@ -231,7 +316,9 @@ def with_a_strange_node(draw, tree):
             key = draw(st.sampled_from(list(tree)))
             return {**tree, key: draw(with_a_strange_node(tree[key]))}
         at = draw(st.integers(0, len(tree) - 1))
-        return type(tree)(draw(with_a_strange_node(x)) if k == at else x for k, x in enumerate(tree))
+        return type(tree)(
+            draw(with_a_strange_node(x)) if k == at else x for k, x in enumerate(tree)
+        )
     return draw(st.sampled_from(STRANGE_SPECS))
 
 
@@ -239,7 +326,9 @@ def with_a_strange_node(draw, tree):
 def strange_calls(draw):
     """A call with one thing replaced by another, which may be wrong or not."""
     call = draw(calls())
-    what = draw(st.sampled_from(["in_axes", "out_axes", "axis_sizes", "axis_resources", "mesh", "args"]))
+    what = draw(
+        st.sampled_from(["in_axes", "out_axes", "axis_sizes", "axis_resources", "mesh", "args"])
+    )
     if what in ("in_axes", "out_axes"):
         setattr(call, what, draw(with_a_strange_node(getattr(call, what))))
     elif what == "axis_sizes":
@@ -249,7 +338,9 @@ def strange_calls(draw):
     elif what == "mesh":
         call.mesh = draw(st.sampled_from(MESHES))
     else:
-        call.args = draw(st.sampled_from([(), (None,), ({},), (np.ones(4),), (1.0, np.ones((2, 4)))]))
+        call.args = draw(
+            st.sampled_from([(), (None,), ({},), (np.ones(4),), (1.0, np.ones((2, 4)))])
+        )
         call.results = Constant(2)
     return call
 
@@ -281,7 +372,9 @@ def is_ours(error):
 def in_scope(call):
     with contextlib.ExitStack() as stack:
         if call.mesh is not None:
-            devices = np.array(jax.devices()[: math.prod(call.mesh.values())]).reshape(*call.mesh.values())
+            devices = np.array(jax.devices()[: math.prod(call.mesh.values())]).reshape(
+                *call.mesh.values()
+            )
             stack.enter_context(Mesh(devices, tuple(call.mesh)))
         if call.loop is not None:
             stack.enter_context(serial_loop("l", call.loop))
@@ -320,7 +413,13 @@ def placed_on(call):
 def kind_of(call):
     """What to count: the results, and where they are computed."""
     resources = placed_on(call)
-    place = "on a mesh" if {"x", "y"}.intersection(map(str, resources)) else "in loops" if resources else "vectorized"
+    place = (
+        "on a mesh"
+        if {"x", "y"}.intersection(map(str, resources))
+        else "in loops"
+        if resources
+        else "vectorized"
+    )
     count = len(jax.tree.leaves(call.results))
     return f"{place}, {count if count < 2 else 'several'} results"
 
@@ -390,4 +489,6 @@ test_strange_calls_are_right_or_refused = fuzz(strange_calls(), 200)(judge_stran
 
 # The first calls are those of the tests above.
 test_more_calls_are_right_or_refused = pytest.mark.slow(fuzz(calls(), 500)(judge_call))
-test_more_strange_calls_are_right_or_refused = pytest.mark.slow(fuzz(strange_calls(), 500)(judge_strange_call))
+test_more_strange_calls_are_right_or_refused = pytest.mark.slow(
+    fuzz(strange_calls(), 500)(judge_strange_call)
+)

@@ -59,7 +59,9 @@ def _direction(leaf, seed):
 def assert_same(result, expected, tolerance=2e-4):
     def compare(path, got, want):
         place = jax.tree_util.keystr(path)
-        assert (jnp.shape(got), jnp.result_type(got)) == (jnp.shape(want), jnp.result_type(want)), place
+        assert (jnp.shape(got), jnp.result_type(got)) == (jnp.shape(want), jnp.result_type(want)), (
+            place
+        )
         if jnp.result_type(got) == jax.dtypes.float0:
             return
         got, want = (np.asarray(v, np.float32) for v in (got, want))
@@ -137,7 +139,9 @@ def results_that_vary_over_less_than_asked():
 def arguments_that_do_not_matter():
     """w is unused, x enters only where no derivative flows."""
     return (
-        lambda x, u, w: u * lax.stop_gradient(lax.psum(x, "b").sum()) + jnp.sign(lax.pmean(x[0], "b")),
+        lambda x, u, w: (
+            u * lax.stop_gradient(lax.psum(x, "b").sum()) + jnp.sign(lax.pmean(x[0], "b"))
+        ),
         lambda x, u, w: u * lax.stop_gradient(x.sum((1, 2))) + jnp.sign(x[..., 0].mean(1)),
     )
 
@@ -155,7 +159,9 @@ def first_derivatives(functions):
 
 @functools.cache
 def positional_first_derivatives(a, b):
-    return first_derivatives({name: program.positional for name, program in PROGRAMS.items()})(*arguments(a, b))
+    return first_derivatives({name: program.positional for name, program in PROGRAMS.items()})(
+        *arguments(a, b)
+    )
 
 
 @pytest.mark.sampled(3)
@@ -163,7 +169,9 @@ def positional_first_derivatives(a, b):
 def test_value_vjp_and_jvp(placement):
     """Of collectives alone they are in test_matrix.py."""
     a, b, resources = PLACEMENTS[placement]
-    mapped = {n: xmap(p.named, IN_AXES, p.out_axes, axis_resources=resources) for n, p in PROGRAMS.items()}
+    mapped = {
+        n: xmap(p.named, IN_AXES, p.out_axes, axis_resources=resources) for n, p in PROGRAMS.items()
+    }
     with mesh42():
         result = first_derivatives(mapped)(*arguments(a, b))
     assert_same(result, positional_first_derivatives(a, b))
@@ -175,10 +183,16 @@ def test_value_vjp_and_jvp(placement):
 def curved(x, u, w):
     """Softmax, contraction, exchange, gather, scan and remat over names: everything has a second derivative."""
     attention = jax.nn.softmax(x * w + u, axis="a")
-    mixed = jax.checkpoint(lambda v: pdot(attention, jnp.sin(v * u), "b", pos_contract=((0,), (0,))))(x)
-    moved = lax.ppermute(mixed, "a", [(k, (k + 1) % lax.psum(1, "a")) for k in range(lax.psum(1, "a"))])
+    mixed = jax.checkpoint(
+        lambda v: pdot(attention, jnp.sin(v * u), "b", pos_contract=((0,), (0,)))
+    )(x)
+    moved = lax.ppermute(
+        mixed, "a", [(k, (k + 1) % lax.psum(1, "a")) for k in range(lax.psum(1, "a"))]
+    )
     gathered = lax.all_gather(jnp.cos(u * w), "a")[1]
-    carry, _ = lax.scan(lambda c, t: (jnp.tanh(c + lax.pmean(t, "b")), None), u * mixed, x * gathered)
+    carry, _ = lax.scan(
+        lambda c, t: (jnp.tanh(c + lax.pmean(t, "b")), None), u * mixed, x * gathered
+    )
     return carry * moved
 
 
@@ -201,7 +215,9 @@ def reverse_over_forward(loss, args):
 
 def reverse_over_reverse(loss, args):
     dot = lambda p, q: sum(jnp.vdot(x, y) for x, y in zip(p, q))
-    return jax.grad(lambda *args: dot(jax.grad(loss, (0, 1, 2))(*args), directions(args)), (0, 1, 2))(*args)
+    return jax.grad(
+        lambda *args: dot(jax.grad(loss, (0, 1, 2))(*args), directions(args)), (0, 1, 2)
+    )(*args)
 
 
 def scalar(function):
@@ -214,7 +230,9 @@ SECOND_ORDER = (forward_over_reverse, reverse_over_forward, reverse_over_reverse
 @functools.cache
 def positional_products(a, b):
     """The product with the Hessian of the positional function."""
-    return jax.jit(lambda *args: forward_over_reverse(scalar(curved_positions), args))(*arguments(a, b))
+    return jax.jit(lambda *args: forward_over_reverse(scalar(curved_positions), args))(
+        *arguments(a, b)
+    )
 
 
 @pytest.mark.sampled(2)
@@ -224,7 +242,9 @@ def test_products_with_the_hessian(placement):
     a, b, resources = PLACEMENTS[placement]
     with mesh42():
         loss = scalar(xmap(curved, IN_AXES, A, axis_resources=resources))
-        result = jax.jit(lambda *args: {order.__name__: order(loss, args) for order in SECOND_ORDER})(*arguments(a, b))
+        result = jax.jit(
+            lambda *args: {order.__name__: order(loss, args) for order in SECOND_ORDER}
+        )(*arguments(a, b))
     expected = dict.fromkeys(result, positional_products(a, b))
     assert_same(result, expected, tolerance=1e-3)
 
@@ -255,7 +275,10 @@ SUMS_AND_OWN_TERMS = [
         lambda w: lax.psum(w**2, ("a", "b")) + jnp.sin(w),
         lambda w, ct: 2 * w * lax.psum(ct, ("a", "b")) + jnp.cos(w) * ct,
     ),
-    ruled(lambda w: lax.psum(w, "a") + w, lambda w, ct: lax.fori_loop(0, 1, lambda k, c: lax.psum(ct, "a") + c, ct)),
+    ruled(
+        lambda w: lax.psum(w, "a") + w,
+        lambda w, ct: lax.fori_loop(0, 1, lambda k, c: lax.psum(ct, "a") + c, ct),
+    ),
 ]
 
 
@@ -265,9 +288,13 @@ def test_a_backward_rule_with_a_sum_and_an_own_term_where_nothing_varies(placeme
     """Each element has a cotangent of its own, though one arrives for all: as under ``jax.vmap``, without the rule."""
     a, b, resources = PLACEMENTS[placement]
     body = lambda version: (
-        lambda x, u, w: sum(pair[version](w) * (k + x) * u for k, pair in enumerate(SUMS_AND_OWN_TERMS))
+        lambda x, u, w: sum(
+            pair[version](w) * (k + x) * u for k, pair in enumerate(SUMS_AND_OWN_TERMS)
+        )
     )
-    gradient = lambda f: jax.jit(jax.grad(lambda *args: jnp.cos(f(*args)).sum(), (0, 1, 2)))(*arguments(a, b))
+    gradient = lambda f: jax.jit(jax.grad(lambda *args: jnp.cos(f(*args)).sum(), (0, 1, 2)))(
+        *arguments(a, b)
+    )
     with mesh42():
         result = gradient(xmap(body(1), IN_AXES, AB, axis_resources=resources))
     assert_same(result, gradient(placements.vmapped(body(0))), 1e-3)
@@ -321,7 +348,9 @@ def test_rules_applied_inside_and_differentiated_from_outside(placement):
 
     mapped = jax.vmap(jax.vmap(body, (0, None, None), axis_name="b"), (0, 0, None))
     with mesh42():
-        result = gradients_of_sines(xmap(body, IN_AXES, AB, axis_resources=resources))(*arguments(a, b))
+        result = gradients_of_sines(xmap(body, IN_AXES, AB, axis_resources=resources))(
+            *arguments(a, b)
+        )
     assert_same(result, gradients_of_sines(mapped)(*arguments(a, b)))
 
 
@@ -396,7 +425,9 @@ def communication(function, *args):
 def by_hand(function, in_specs, out_specs):
     """The hand-written program; shard_map checks what varies, so that gradients are right."""
     mesh = mesh42().physical_mesh
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True
+    )
 
 
 def squared_error(w, x):
@@ -417,7 +448,12 @@ def test_data_parallel_gradient_communicates_like_the_hand_written_one(layout):
     w, x = weights(3), np.random.default_rng(0).normal(size=(batch, 3)).astype(np.float32)
     axes = resources["batch"]
 
-    ours = xmap(lambda w, x: lax.pmean(squared_error(w, x), "batch"), ({}, {0: "batch"}), {}, axis_resources=resources)
+    ours = xmap(
+        lambda w, x: lax.pmean(squared_error(w, x), "batch"),
+        ({}, {0: "batch"}),
+        {},
+        axis_resources=resources,
+    )
     theirs = by_hand(lambda w, x: lax.psum(squared_error(w, x), axes) / batch, (P(), P(axes)), P())
     with mesh42():
         for gradient in (jax.grad, jax.value_and_grad):
@@ -469,7 +505,12 @@ def named_loss(w1, w2, images, labels):
     return -lax.pmean(lax.psum(targets * predictions, "classes"), "batch")
 
 
-NETWORK_AXES = [["inputs", "hidden", ...], ["hidden", "classes", ...], ["batch", "inputs", ...], ["batch", ...]]
+NETWORK_AXES = [
+    ["inputs", "hidden", ...],
+    ["hidden", "classes", ...],
+    ["batch", "inputs", ...],
+    ["batch", ...],
+]
 NETWORK_SPECS = (P(None, "y"), P("y", None), P("x", None), P("x"))
 
 
@@ -516,7 +557,11 @@ FULL = [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": ("y", "x")}]
 def test_extrema_of_complex_numbers(resources):
     """The order is that of the real parts, then of the imaginary ones, as NumPy's; ties share the gradient."""
     z = np.array([1 + 2j, 3 - 1j, 3 + 1j, 3 + 1j, -1, -1 - 2j, 2j, 1], np.complex64)
-    functions = [lambda v: lax.pmax(v, "i"), lambda v: jnp.max(v, axis="i"), lambda v: lax.pmin(v, "i")]
+    functions = [
+        lambda v: lax.pmax(v, "i"),
+        lambda v: jnp.max(v, axis="i"),
+        lambda v: lax.pmin(v, "i"),
+    ]
     mapped = xmap(lambda v: [f(v) for f in functions], ["i"], [], axis_resources=resources)
     with mesh42():
         highest, same, lowest = mapped(z)
@@ -525,7 +570,9 @@ def test_extrema_of_complex_numbers(resources):
     np.testing.assert_allclose(slope, [0, 0, 0.5, 0.5, 0, -2j, 0, 0])
 
 
-@pytest.mark.parametrize("axes, others", [(("i", 0), (1,)), (("i", 1), (0,)), ((0, "i", 1), ())], ids=str)
+@pytest.mark.parametrize(
+    "axes, others", [(("i", 0), (1,)), (("i", 1), (0,)), ((0, "i", 1), ())], ids=str
+)
 def test_a_gradient_inside_of_an_extremum_over_names_and_positions(axes, others):
     """The largest element is that of all four losses, each of which has a slope there."""
     x = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
@@ -543,7 +590,9 @@ def test_bounds_that_are_scalars_on_each_device(resources):
     low, high = np.linspace(-2, 1.9, 8, dtype=np.float32), np.linspace(0.6, 3, 8, dtype=np.float32)
     x = np.arange(3.0, dtype=np.float32)
     clamped = lambda low, high: (lax.clamp(low, x, high) * (1 + x)).sum()
-    clipped = lambda low, high: (jnp.minimum(jnp.maximum(x, low[:, None]), high[:, None]) * (1 + x)).sum()
+    clipped = lambda low, high: (
+        jnp.minimum(jnp.maximum(x, low[:, None]), high[:, None]) * (1 + x)
+    ).sum()
     mapped = xmap(clamped, (["i"], ["i"]), ["i"], axis_resources=resources)
     with mesh42():
         slopes = jax.grad(lambda low, high: mapped(low, high).sum(), (0, 1))(low, high)
@@ -551,7 +600,9 @@ def test_bounds_that_are_scalars_on_each_device(resources):
         np.testing.assert_allclose(got, want)
 
 
-@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"j": "y"}, {"i": ("x", "y")}, {"i": "x", "j": "y"}], ids=str)
+@pytest.mark.parametrize(
+    "resources", [{}, {"i": "x"}, {"j": "y"}, {"i": ("x", "y")}, {"i": "x", "j": "y"}], ids=str
+)
 def test_a_reduction_of_operands_that_vary_over_different_axes(resources):
     """The product of complex numbers whose real parts vary over i, and whose imaginary parts vary over j."""
     u, v = (np.cos(np.arange(3 * n, dtype=np.float32)).reshape(n, 3) for n in (8, 4))

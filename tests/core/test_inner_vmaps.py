@@ -22,8 +22,12 @@ ROTATION, PARTIAL = [(0, 1), (1, 3), (3, 2), (2, 0)], [(0, 1), (2, 0)]
 def scatters():
     for at in range(3):
         for options in ({}, {"axis_index_groups": GROUPS}):
-            yield lambda z, at=at, o=options: lax.psum_scatter(z, "i", scatter_dimension=at, tiled=True, **o)
-            yield lambda z, at=at, o=options: lax.psum_scatter(_of_group(z, at, o), "i", scatter_dimension=at, **o)
+            yield lambda z, at=at, o=options: lax.psum_scatter(
+                z, "i", scatter_dimension=at, tiled=True, **o
+            )
+            yield lambda z, at=at, o=options: lax.psum_scatter(
+                _of_group(z, at, o), "i", scatter_dimension=at, **o
+            )
 
 
 def gathers():
@@ -61,7 +65,9 @@ def moves():
 
 def contractions():
     yield lambda z: pdot(z, z, "i", pos_contract=((1,), (0,)))
-    yield lambda z: pdot(z, jnp.sin(z), ("i", "j"), pos_contract=((1,), (1,)), pos_batch=((0,), (0,)))
+    yield lambda z: pdot(
+        z, jnp.sin(z), ("i", "j"), pos_contract=((1,), (1,)), pos_batch=((0,), (0,))
+    )
     yield lambda z: xmap_compat.lax.pgather(z, jnp.array([1, 3, 0]), ("i", 1))
     yield lambda z: jnp.sum(z, axis=("i", 1))
     yield lambda z: jax.nn.softmax(z, axis="i")
@@ -89,8 +95,12 @@ def operand(batch_at):
 
 def everywhere(collective, u, batch_at):
     """The collective of each slice, and under a vmap with every ``out_axes``, moved to the front."""
-    looped = jnp.stack([collective(lax.index_in_dim(u, k, batch_at, keepdims=False)) for k in range(BATCH)])
-    return looped, [jnp.moveaxis(jax.vmap(collective, batch_at, out)(u), out, 0) for out in range(looped.ndim)]
+    looped = jnp.stack(
+        [collective(lax.index_in_dim(u, k, batch_at, keepdims=False)) for k in range(BATCH)]
+    )
+    return looped, [
+        jnp.moveaxis(jax.vmap(collective, batch_at, out)(u), out, 0) for out in range(looped.ndim)
+    ]
 
 
 @pytest.mark.sampled
@@ -148,7 +158,9 @@ def test_a_collective_over_the_axis_of_a_vmap_equals_one_over_an_axis_of_the_xma
     together = lambda z: [collective(z) for collective in collectives]
     expected = xmap(together, ["i", "k", ...], ["i", "k", ...])(x)
     for at in range(3):
-        vmapped = xmap(lambda u, at=at: jax.vmap(together, at, axis_name="k")(u), ["i", ...], ["i", ...])
+        vmapped = xmap(
+            lambda u, at=at: jax.vmap(together, at, axis_name="k")(u), ["i", ...], ["i", ...]
+        )
         for one, other in zip(vmapped(np.moveaxis(x, 1, 1 + at)), expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
@@ -165,7 +177,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_jax_gets_wrong_is_refused_in_words(case):
     x = np.ones((SIZE_I, SIZE_K, 12), np.float32)
-    with pytest.raises(NotImplementedError, match=f"^{case} over .* Give the mapped dimension a name in in_axes"):
+    with pytest.raises(
+        NotImplementedError, match=f"^{case} over .* Give the mapped dimension a name in in_axes"
+    ):
         xmap(jax.vmap(REFUSED[case], axis_name="k"), ["i", ...], ["i", ...])(x)
 
 
@@ -191,4 +205,6 @@ def test_what_jax_made_of_a_jitted_function_outside_is_not_used_inside():
     columns = lambda u: jax.vmap(scatter, in_axes=1)(u)
     x = np.random.default_rng(0).normal(size=(4, 4, 4, 4, 4)).astype(np.float32)
     jax.vmap(columns, axis_name="i")(x)
-    np.testing.assert_allclose(xmap(columns, ["i", ...], ["i", ...])(x), x.sum(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        xmap(columns, ["i", ...], ["i", ...])(x), x.sum(0), rtol=1e-4, atol=1e-5
+    )

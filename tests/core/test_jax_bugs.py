@@ -23,7 +23,9 @@ EXPLICIT = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.E
 
 def bug(lines, **options):
     """JAX has it in all releases that are supported, unless options say otherwise; ``lines`` go around it."""
-    return pytest.mark.xfail(strict=True, reason=f"a bug of JAX; what goes around it: {lines}", **options)
+    return pytest.mark.xfail(
+        strict=True, reason=f"a bug of JAX; what goes around it: {lines}", **options
+    )
 
 
 def on_devices(fun, in_specs=P("x"), out_specs=P("x"), mesh=MESH, **options):
@@ -60,7 +62,9 @@ def test_a_pbroadcast_over_an_axis_of_several_letters():
 @bug("core/device.py: gather_devices")
 def test_gathering_typed_keys():
     keys = jax.random.split(jax.random.key(0), 4)
-    out = on_devices(lambda k: lax.all_gather(k, "x", to="varying"), P(("x", "y")), P(("x", "y")))(keys)
+    out = on_devices(lambda k: lax.all_gather(k, "x", to="varying"), P(("x", "y")), P(("x", "y")))(
+        keys
+    )
     assert out.shape == (8, 1)
 
 
@@ -110,7 +114,9 @@ def test_a_shard_map_under_a_vmap_of_the_same_name():
 @bug("core/batch.py: bind_named", raises=NotImplementedError)
 def test_a_reduction_from_initial_values_that_are_mapped():
     x, start = numbers(3, 4), numbers(4)
-    out = jax.vmap(lambda x, start: lax.reduce(x, start, lambda a, b: jnp.maximum(a, b), (0,)))(x.T, start)
+    out = jax.vmap(lambda x, start: lax.reduce(x, start, lambda a, b: jnp.maximum(a, b), (0,)))(
+        x.T, start
+    )
     np.testing.assert_array_equal(out, np.maximum(x.max(0), start))
 
 
@@ -123,7 +129,9 @@ def test_all_to_all_in_groups_under_a_vmap():
 @bug("_jax/patches.py: mend_collective_batching")
 def test_ppermute_over_the_axis_of_a_vmap_and_another_one():
     x = numbers(4, 3)
-    out = over_i(lambda u: jax.vmap(lambda z: lax.ppermute(z, ("k", "i"), [(0, 1)]), axis_name="k")(u), x)
+    out = over_i(
+        lambda u: jax.vmap(lambda z: lax.ppermute(z, ("k", "i"), [(0, 1)]), axis_name="k")(u), x
+    )
     expected = np.zeros_like(x)
     expected[1, 0] = x[0, 0]
     np.testing.assert_array_equal(out, expected)
@@ -145,12 +153,16 @@ def test_psum_scatter_over_the_axis_of_a_vmap_and_another_one():
 
 @bug("_jax/patches.py: mend_collective_batching")
 def test_pbroadcast_over_the_axis_of_a_vmap():
-    np.testing.assert_array_equal(over_i(lambda v: lax.pbroadcast(v, "i", 1), numbers(4)), numbers(4)[[1] * 4])
+    np.testing.assert_array_equal(
+        over_i(lambda v: lax.pbroadcast(v, "i", 1), numbers(4)), numbers(4)[[1] * 4]
+    )
 
 
 @bug("tools/leave: the second run compares gradients")
 def test_the_gradient_of_a_collective_in_a_branch_under_a_vmap():
-    taken = lambda v: lax.cond(lax.axis_index("i") < 3, lambda v: lax.psum(v, "i"), lambda v: 2 * v, v)
+    taken = lambda v: lax.cond(
+        lax.axis_index("i") < 3, lambda v: lax.psum(v, "i"), lambda v: 2 * v, v
+    )
     slope = jax.grad(lambda v: jax.vmap(taken, axis_name="i")(v).sum())(numbers(8))
     np.testing.assert_array_equal(slope, [3, 3, 3, 5, 5, 5, 5, 5])
 
@@ -161,7 +173,10 @@ def test_the_gradient_of_a_sparse_product_in_a_typed_shard_map():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), "x")
     product = lambda v: jax.vmap(lambda row: (matrix @ row).sum())(v)
     mapped = jax.shard_map(
-        lambda v: lax.pcast(product(v), "x", to="varying"), mesh=mesh, in_specs=P("x"), out_specs=P("x")
+        lambda v: lax.pcast(product(v), "x", to="varying"),
+        mesh=mesh,
+        in_specs=P("x"),
+        out_specs=P("x"),
     )
     slope = jax.jit(jax.grad(lambda v: mapped(v).sum()))(numbers(8, 3))
     np.testing.assert_array_equal(slope, np.ones((8, 3)))
@@ -175,16 +190,22 @@ def test_an_interpreted_pallas_kernel_in_a_typed_shard_map():
     def double(x, out):
         out[...] = x[...] * 2
 
-    call = lambda v: pallas.pallas_call(double, out_shape=jax.typeof(v), interpret=True, grid=(2,))(v)
+    call = lambda v: pallas.pallas_call(double, out_shape=jax.typeof(v), interpret=True, grid=(2,))(
+        v
+    )
     np.testing.assert_array_equal(on_devices(call)(X), 2 * X)
 
 
 @bug(
-    "_jax/local_operations.py: _needs_plain_types, betainc", raises=TypeError, condition=jax.__version_info__ < (0, 12)
+    "_jax/local_operations.py: _needs_plain_types, betainc",
+    raises=TypeError,
+    condition=jax.__version_info__ < (0, 12),
 )
 def test_betainc_in_a_typed_shard_map():
     half = np.full(4, 0.5, np.float32)
-    np.testing.assert_allclose(on_devices(lambda v: jax.scipy.special.betainc(1.0, 1.0, v))(half), half, rtol=1e-6)
+    np.testing.assert_allclose(
+        on_devices(lambda v: jax.scipy.special.betainc(1.0, 1.0, v))(half), half, rtol=1e-6
+    )
 
 
 @bug("core/rules/reductions.py: _keeping_nan", raises=AssertionError)
@@ -203,7 +224,9 @@ def test_an_extremum_of_many_numbers_keeps_nan():
 @bug("core/rules/reductions.py: _keeping_nan, complex numbers", raises=jax.errors.JaxRuntimeError)
 def test_an_extremum_of_complex_numbers_over_devices():
     x = X.astype(np.complex64)
-    np.testing.assert_array_equal(on_devices(lambda v: lax.pmax(v, ("x", "y")), P(("x", "y")), P())(x), x[-1:])
+    np.testing.assert_array_equal(
+        on_devices(lambda v: lax.pmax(v, ("x", "y")), P(("x", "y")), P())(x), x[-1:]
+    )
 
 
 @bug("_jax/equations.py: Expanded", raises=AssertionError)
@@ -217,7 +240,9 @@ def test_a_callback_in_a_scan_whose_result_nothing_needs_runs_in_a_gradient_too(
     told = []
 
     def turn(c, row):
-        io_callback(lambda v: np.float32(told.append(v) or 0), jax.ShapeDtypeStruct((), np.float32), row)
+        io_callback(
+            lambda v: np.float32(told.append(v) or 0), jax.ShapeDtypeStruct((), np.float32), row
+        )
         return jnp.sin(c), None
 
     jax.grad(lambda c: lax.scan(turn, c, jnp.arange(3.0))[0])(1.0).block_until_ready()
@@ -225,12 +250,17 @@ def test_a_callback_in_a_scan_whose_result_nothing_needs_runs_in_a_gradient_too(
     assert len(told) == 3
 
 
-@bug("nothing: an xmap whose program is such a one, with one element a device, is wrong with it", raises=AssertionError)
+@bug(
+    "nothing: an xmap whose program is such a one, with one element a device, is wrong with it",
+    raises=AssertionError,
+)
 def test_a_shifted_update_with_a_dimension_added_on_cpu():
     """XLA updates in place and reads what it has just written; an optimization_barrier between them is right."""
     v = np.arange(6.0, dtype=np.float32)
     shifted = lambda v: v.at[1:].set(v[:-1])
-    np.testing.assert_array_equal(jax.jit(lambda v: lax.optimization_barrier(shifted(v))[None])(v)[0], [0, *v[:-1]])
+    np.testing.assert_array_equal(
+        jax.jit(lambda v: lax.optimization_barrier(shifted(v))[None])(v)[0], [0, *v[:-1]]
+    )
     np.testing.assert_array_equal(jax.jit(lambda v: shifted(v)[None])(v)[0], [0, *v[:-1]])
 
 
@@ -245,7 +275,10 @@ def claims(name, source):
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     lines = source.splitlines()
     for number, line in enumerate(lines, start=1):
-        if CLAIM.search(f"{line} {lines[number].strip()}" if number < len(lines) else line) and "0." in line:
+        if (
+            CLAIM.search(f"{line} {lines[number].strip()}" if number < len(lines) else line)
+            and "0." in line
+        ):
             around = [f.name for f in functions if f.lineno <= number <= f.end_lineno]
             yield f"{path}: {around[-1]}" if around else path
 

@@ -148,7 +148,9 @@ def by_halves(function):
     """``function(xp, rows)`` of a group, for each of its members."""
 
     def parts(xp, rows):
-        held = {k: function(xp, rows[np.array(group)]) for group in halves(len(rows)) for k in group}
+        held = {
+            k: function(xp, rows[np.array(group)]) for group in halves(len(rows)) for k in group
+        }
         return xp.stack([held[k] for k in range(len(rows))])
 
     return parts
@@ -176,11 +178,19 @@ def labels(xp, x):
 
 COLLECTIVES = {
     "lax.psum": Operation(lambda x, axis, n: lax.psum(x, axis), lambda xp, r: r.sum(0)),
-    "lax.psum and position": Operation(lambda x, axis, n: lax.psum(x, both(axis)), lambda xp, r: r.sum((0, 1))),
+    "lax.psum and position": Operation(
+        lambda x, axis, n: lax.psum(x, both(axis)), lambda xp, r: r.sum((0, 1))
+    ),
     "lax.pmean": Operation(lambda x, axis, n: lax.pmean(x, axis), lambda xp, r: r.mean(0)),
-    "lax.pmax": Operation(lambda x, axis, n: lax.pmax(x, axis), lambda xp, r: r.max(0), dtypes="fbi"),
-    "lax.pmin": Operation(lambda x, axis, n: lax.pmin(x, axis), lambda xp, r: r.min(0), dtypes="fbi"),
-    "lax.all_gather": Operation(lambda x, axis, n: lax.all_gather(x, axis, axis=1), lambda xp, r: r.T),
+    "lax.pmax": Operation(
+        lambda x, axis, n: lax.pmax(x, axis), lambda xp, r: r.max(0), dtypes="fbi"
+    ),
+    "lax.pmin": Operation(
+        lambda x, axis, n: lax.pmin(x, axis), lambda xp, r: r.min(0), dtypes="fbi"
+    ),
+    "lax.all_gather": Operation(
+        lambda x, axis, n: lax.all_gather(x, axis, axis=1), lambda xp, r: r.T
+    ),
     "lax.all_gather tiled": Operation(
         lambda x, axis, n: lax.all_gather(x, axis, tiled=True), lambda xp, r: r.reshape(-1)
     ),
@@ -232,7 +242,9 @@ COLLECTIVES = {
         lambda xp, r: xp.arange(len(r)).astype(r.dtype)[:, None] * r,
         removes=False,
     ),
-    "lax.axis_size": Operation(lambda x, axis, n: x * lax.axis_size(axis), lambda xp, r: r * len(r), removes=False),
+    "lax.axis_size": Operation(
+        lambda x, axis, n: x * lax.axis_size(axis), lambda xp, r: r * len(r), removes=False
+    ),
     **{
         f"lax.{name} in groups": Operation(
             lambda x, axis, n, name=name: getattr(lax, name)(x, axis, axis_index_groups=halves(n)),
@@ -261,10 +273,14 @@ def outer(xp, r):
 
 VOCABULARY = {
     "xlax.pdot": Operation(
-        lambda x, axis, n: xlax.pdot(x, mate(x), axis, ((0,), (0,))), lambda xp, r: inner(xp, r).sum(0), in_place=inner
+        lambda x, axis, n: xlax.pdot(x, mate(x), axis, ((0,), (0,))),
+        lambda xp, r: inner(xp, r).sum(0),
+        in_place=inner,
     ),
     "xlax.pdot outer": Operation(
-        lambda x, axis, n: xlax.pdot(x, mate(x), axis), lambda xp, r: outer(xp, r).sum(0), in_place=outer
+        lambda x, axis, n: xlax.pdot(x, mate(x), axis),
+        lambda xp, r: outer(xp, r).sum(0),
+        in_place=outer,
     ),
     "xlax.xeinsum": Operation(
         lambda x, axis, n: xlax.xeinsum(f"k{braces(axis)},k{braces(axis)}->", x, mate(x)),
@@ -277,19 +293,24 @@ VOCABULARY = {
         in_place=outer,
     ),
     "jnp.einsum with braces": Operation(
-        lambda x, axis, n: jnp.einsum(f"k{braces(axis)},m{braces(axis)}->mk{braces(axis)}", x, mate(x)),
+        lambda x, axis, n: jnp.einsum(
+            f"k{braces(axis)},m{braces(axis)}->mk{braces(axis)}", x, mate(x)
+        ),
         lambda xp, r: outer(xp, r).swapaxes(1, 2),
         removes=False,
     ),
     "xlax.pgather": Operation(
-        lambda x, axis, n: xlax.pgather(x, np.array([n - 1, 0]), axis), lambda xp, r: r[np.array([-1, 0])]
+        lambda x, axis, n: xlax.pgather(x, np.array([n - 1, 0]), axis),
+        lambda xp, r: r[np.array([-1, 0])],
     ),
     "xlax.pgather and position": Operation(
         lambda x, axis, n: xlax.pgather(x, np.array([1, n, 2 * n - 1]), both(axis)),
         lambda xp, r: r.reshape(-1)[np.array([1, len(r), 2 * len(r) - 1])],
     ),
     "xlax.pgather elsewhere": Operation(
-        lambda x, axis, n: xlax.pgather(x, n - 1 - lax.axis_index(axis), axis), lambda xp, r: r[::-1], removes=False
+        lambda x, axis, n: xlax.pgather(x, n - 1 - lax.axis_index(axis), axis),
+        lambda xp, r: r[::-1],
+        removes=False,
     ),
     **{
         f"xlax.{name}": Operation(
@@ -314,7 +335,9 @@ def unequal_rows(xp, rows):
 
 NUMPY = {
     f"jnp.{name}{' and position' * mixed}": Operation(
-        lambda x, axis, n, name=name, mixed=mixed: getattr(jnp, name)(x, axis=both(axis) if mixed else axis),
+        lambda x, axis, n, name=name, mixed=mixed: getattr(jnp, name)(
+            x, axis=both(axis) if mixed else axis
+        ),
         lambda xp, r, name=name, mixed=mixed: getattr(xp, name)(r, axis=(0, 1) if mixed else 0),
         dtypes="fbi" if name in ("max", "min") else "fbic",
     )
@@ -323,7 +346,9 @@ NUMPY = {
 }
 NUMPY |= {
     f"jnp.std{' and position' * mixed}": Operation(
-        lambda x, axis, n, mixed=mixed: jnp.std(unequal(x, axis), axis=both(axis) if mixed else axis),
+        lambda x, axis, n, mixed=mixed: jnp.std(
+            unequal(x, axis), axis=both(axis) if mixed else axis
+        ),
         lambda xp, r, mixed=mixed: xp.std(unequal_rows(xp, r), axis=(0, 1) if mixed else 0),
     )
     for mixed in [False, True]
@@ -331,7 +356,9 @@ NUMPY |= {
 
 NN = {
     "nn.logsumexp": Operation(
-        lambda x, axis, n: nn.logsumexp(x, axis=axis), lambda xp, r: xp.log(xp.exp(r).sum(0)), dtypes="fb"
+        lambda x, axis, n: nn.logsumexp(x, axis=axis),
+        lambda xp, r: xp.log(xp.exp(r).sum(0)),
+        dtypes="fb",
     ),
     "nn.softmax": Operation(
         lambda x, axis, n: nn.softmax(x, axis=axis),
@@ -364,16 +391,27 @@ NAMED_NUMPY = {
         )
         for name in ["all", "any"]
     },
-    "jnp.ptp": Operation(lambda x, axis, n: jnp.ptp(x, both(axis)), lambda xp, r: xp.ptp(r, axis=(0, 1)), dtypes="fbi"),
+    "jnp.ptp": Operation(
+        lambda x, axis, n: jnp.ptp(x, both(axis)),
+        lambda xp, r: xp.ptp(r, axis=(0, 1)),
+        dtypes="fbi",
+    ),
     "xnp.median": Operation(
-        lambda x, axis, n: xnp.median(x, axis), lambda xp, r: xp.median(r, axis=0), dtypes="fbi", axes="one"
+        lambda x, axis, n: xnp.median(x, axis),
+        lambda xp, r: xp.median(r, axis=0),
+        dtypes="fbi",
+        axes="one",
     ),
     "xnp.median and position": Operation(  # of bfloat16, ties share their derivative as the sort falls out
-        lambda x, axis, n: xnp.median(x, both(axis)), lambda xp, r: xp.median(r, axis=(0, 1)), dtypes="fi"
+        lambda x, axis, n: xnp.median(x, both(axis)),
+        lambda xp, r: xp.median(r, axis=(0, 1)),
+        dtypes="fi",
     ),
     **{
         f"{'xnp' if hasattr(xnp, name) else 'jnp'}.{name}": Operation(
-            lambda x, axis, n, name=name: finite(jnp, getattr(xnp, name, getattr(jnp, name))(gaps(jnp, x), axis)),
+            lambda x, axis, n, name=name: finite(
+                jnp, getattr(xnp, name, getattr(jnp, name))(gaps(jnp, x), axis)
+            ),
             lambda xp, r, name=name: finite(xp, of_nothing(getattr(xp, name), gaps(xp, r))),
             dtypes="fb",
         )
@@ -390,7 +428,9 @@ NAMED_NUMPY = {
         lambda xp, r: xp.quantile(r, np.float32([0.3, 0.75]), axis=(0, 1)).astype(r.dtype),
         dtypes="f",
     ),
-    "xnp.norm": Operation(lambda x, axis, n: xnp.norm(x, None, axis), lambda xp, r: xp.linalg.norm(r, None, 0)),
+    "xnp.norm": Operation(
+        lambda x, axis, n: xnp.norm(x, None, axis), lambda xp, r: xp.linalg.norm(r, None, 0)
+    ),
     "xnp.norm of the largest": Operation(
         lambda x, axis, n: xnp.norm(x, np.inf, axis),
         lambda xp, r: xp.linalg.norm(r, np.inf, 0),
@@ -403,11 +443,15 @@ NAMED_NUMPY = {
         dtypes="fb",
     ),
     "xnp.prod": Operation(lambda x, axis, n: xnp.prod(x, axis), lambda xp, r: r.prod(0)),
-    "xnp.prod and position": Operation(lambda x, axis, n: xnp.prod(x, both(axis)), lambda xp, r: r.prod((0, 1))),
+    "xnp.prod and position": Operation(
+        lambda x, axis, n: xnp.prod(x, both(axis)), lambda xp, r: r.prod((0, 1))
+    ),
     **{
         f"xnp.{name}": Operation(
             lambda x, axis, n, name=name: getattr(xnp, name)(x, axis),
-            lambda xp, r, name=name, options=options: getattr(xp, name)(r, axis=0, **options).astype(np.int32),
+            lambda xp, r, name=name, options=options: getattr(xp, name)(
+                r, axis=0, **options
+            ).astype(np.int32),
             removes=name != "argsort",
             dtypes="fbi",
             axes="one",
@@ -431,10 +475,15 @@ NAMED_NUMPY = {
         }.items()
     },
     "xnp.roll": Operation(
-        lambda x, axis, n: xnp.roll(x, -3, axis), lambda xp, r: xp.roll(r, -3, 0), removes=False, axes="one"
+        lambda x, axis, n: xnp.roll(x, -3, axis),
+        lambda xp, r: xp.roll(r, -3, 0),
+        removes=False,
+        axes="one",
     ),
     "xnp.take": Operation(
-        lambda x, axis, n: xnp.take(x, np.array([1, 0, 1]), axis), lambda xp, r: r[np.array([1, 0, 1])], axes="one"
+        lambda x, axis, n: xnp.take(x, np.array([1, 0, 1]), axis),
+        lambda xp, r: r[np.array([1, 0, 1])],
+        axes="one",
     ),
     "xnp.along": Operation(
         lambda x, axis, n: xnp.along(lambda v: (v[1:] * v[:-1]).sum(0), axis, x),
@@ -459,7 +508,9 @@ def weighted(op):
         return rows.sum(1).reshape(-1, *[1] * (result.ndim - 1)) * result.astype(rows.dtype)
 
     return op._replace(
-        named=lambda x, axis, n: x.sum() * op.named(x, axis, n).astype(x.dtype), parts=parts, removes=False
+        named=lambda x, axis, n: x.sum() * op.named(x, axis, n).astype(x.dtype),
+        parts=parts,
+        removes=False,
     )
 
 
@@ -507,7 +558,9 @@ class Named:
         for cell, h in operands.items():
             axis = axis_of(cell)
             n = math.prod(self.sizes[name] for name in axis)
-            results[cell] = operation_of(cell, self.smooth).named(h, axis if len(axis) > 1 else axis[0], n)
+            results[cell] = operation_of(cell, self.smooth).named(
+                h, axis if len(axis) > 1 else axis[0], n
+            )
         return results
 
     def index(self):
@@ -545,7 +598,9 @@ class Whole:
         sizes = rows.shape[:-1]
         rows = rows.reshape(-1, math.prod(h.shape[k] for k in front), h.shape[-1])
         on_rows = lambda r: parts(self.xp, r)
-        out = self.xp.stack([on_rows(r) for r in rows]) if self.xp is np else jax.vmap(on_rows)(rows)
+        out = (
+            self.xp.stack([on_rows(r) for r in rows]) if self.xp is np else jax.vmap(on_rows)(rows)
+        )
         if not removes:
             out = out.reshape(*sizes, *out.shape[2:])
             order = [*rest, *front]
@@ -591,7 +646,9 @@ def in_scan(named, operands):
 
 def in_while(named, operands):
     """Elements of odd index take a second step, with what the others then hold."""
-    start = jax.tree.map(lambda r: jnp.zeros(r.shape, r.dtype), jax.eval_shape(named.call, operands))
+    start = jax.tree.map(
+        lambda r: jnp.zeros(r.shape, r.dtype), jax.eval_shape(named.call, operands)
+    )
     steps = 1 + named.index() % 2
     step = lambda state: (state[0] + 1, each(lambda h: 2 * h, state[1]), named.call(state[1]))
     return lax.while_loop(lambda state: state[0] < steps, step, (0, operands, start))[2]
@@ -602,12 +659,16 @@ def in_while_oracle(whole, operands):
     odd = whole.index() % 2 == 1
     first = whole.call(operands)
     second = whole.call(each(lambda h: 2 * h, operands))
-    return each(lambda one, two: xp.where(odd.reshape(-1, *[1] * (one.ndim - 1)), two, one), first, second)
+    return each(
+        lambda one, two: xp.where(odd.reshape(-1, *[1] * (one.ndim - 1)), two, one), first, second
+    )
 
 
 def in_cond(named, operands):
     """A branch that all take, and within it one that elements of even index take."""
-    nothing = lambda h: jax.tree.map(lambda r: jnp.zeros(r.shape, r.dtype), jax.eval_shape(named.call, h))
+    nothing = lambda h: jax.tree.map(
+        lambda r: jnp.zeros(r.shape, r.dtype), jax.eval_shape(named.call, h)
+    )
     some = lambda h: lax.cond(named.index() % 2 == 0, named.call, nothing, h)
     return lax.cond(lax.psum(jnp.int32(1), "a") > 0, some, nothing, operands)
 
@@ -615,7 +676,10 @@ def in_cond(named, operands):
 def in_cond_oracle(whole, operands):
     xp = whole.xp
     even = whole.index() % 2 == 0
-    return each(lambda r: xp.where(even.reshape(-1, *[1] * (r.ndim - 1)), r, xp.zeros_like(r)), whole.call(operands))
+    return each(
+        lambda r: xp.where(even.reshape(-1, *[1] * (r.ndim - 1)), r, xp.zeros_like(r)),
+        whole.call(operands),
+    )
 
 
 def inner_axis(cell):
@@ -662,7 +726,9 @@ INSIDE = {
         in_inner(inner_axis), lambda whole, h: whole.call(each(whole.two, h), inner_axis, "abc")
     ),
     "jvp": Surrounding(
-        lambda named, h: jvp_inside(named.call, h), lambda whole, h: jvp_inside(whole.call, h), smooth=True
+        lambda named, h: jvp_inside(named.call, h),
+        lambda whole, h: jvp_inside(whole.call, h),
+        smooth=True,
     ),
     "vjp": Surrounding(vjp_inside, vjp_inside_oracle, smooth=True),
 }
@@ -674,8 +740,12 @@ def some_like(tree, phase):
     """Tangents or cotangents."""
 
     def like(leaf):
-        numbers = np.cos(phase + np.arange(math.prod(leaf.shape), dtype=np.float32)).reshape(leaf.shape)
-        return numbers.astype(leaf.dtype) * (1 + 1j if np.issubdtype(leaf.dtype, np.complexfloating) else 1)
+        numbers = np.cos(phase + np.arange(math.prod(leaf.shape), dtype=np.float32)).reshape(
+            leaf.shape
+        )
+        return numbers.astype(leaf.dtype) * (
+            1 + 1j if np.issubdtype(leaf.dtype, np.complexfloating) else 1
+        )
 
     return jax.tree.map(like, tree)
 
@@ -714,8 +784,12 @@ OUTSIDE = {
     ),
     "jvp": Use(push, oracle=push_by_differences),
     "vjp": Use(pull),
-    "second order, forward over reverse": Use(lambda fun, args: push(lambda at: pull(fun, at), args)),
-    "second order, reverse over forward": Use(lambda fun, args: pull(lambda at: push(fun, at), args)),
+    "second order, forward over reverse": Use(
+        lambda fun, args: push(lambda at: pull(fun, at), args)
+    ),
+    "second order, reverse over forward": Use(
+        lambda fun, args: pull(lambda at: push(fun, at), args)
+    ),
 }
 
 MODES = [
@@ -738,7 +812,9 @@ TOLERANCE = {"f": 1e-3, "b": 6e-2, "i": 1e-5, "c": 1e-3}
 def draw(dtype, shape, seed):
     rng = np.random.default_rng(seed)
     if dtype in "bi":
-        return rng.choice([-2, -1, 1, 2] if dtype == "i" else [-1, -0.5, 0.5, 1], size=shape).astype(DTYPES[dtype])
+        return rng.choice(
+            [-2, -1, 1, 2] if dtype == "i" else [-1, -0.5, 0.5, 1], size=shape
+        ).astype(DTYPES[dtype])
     x = rng.normal(size=shape)
     return (x + 1j * rng.normal(size=shape) if dtype == "c" else x).astype(DTYPES[dtype])
 
@@ -776,7 +852,9 @@ def results_of(placement, mode, dtype, cells, run=run):
     named = Named(sizes, smooth, {"c": placement.inner} if placement.inner else {})
 
     def body(values):
-        return INSIDE[inside].body(named, {cell: named.operand(cell, v) for cell, v in values.items()})
+        return INSIDE[inside].body(
+            named, {cell: named.operand(cell, v) for cell, v in values.items()}
+        )
 
     specs = {"x": ["a", "b", ...], "u": ["b", ...]}
     args = arguments(dtype, cells, placement.sizes)
@@ -801,7 +879,9 @@ def expected(sizes, mode, dtype, cells):
 
     def positional(xp, values):
         whole = Whole(xp, dict(zip("ab", sizes)), smooth, spread=inside != "plain")
-        return INSIDE[inside].oracle(whole, {cell: whole.operand(cell, v) for cell, v in values.items()})
+        return INSIDE[inside].oracle(
+            whole, {cell: whole.operand(cell, v) for cell, v in values.items()}
+        )
 
     use = OUTSIDE[outside]
     in_jax = lambda values: use.run(functools.partial(positional, jnp), values)
@@ -810,7 +890,9 @@ def expected(sizes, mode, dtype, cells):
     if smooth and not (inside == "plain" and use.oracle and dtype != "b"):
         wide = jax.tree.map(lambda x: x.astype(np.float32) if dtype == "b" else x, args)
         return run(in_jax, wide), types
-    wide = jax.tree.map(lambda x: x.astype({"i": np.int64, "c": np.complex128}.get(dtype, np.float64)), args)
+    wide = jax.tree.map(
+        lambda x: x.astype({"i": np.int64, "c": np.complex128}.get(dtype, np.float64)), args
+    )
     with np.errstate(over="ignore"):
         return (use.oracle or use.run)(functools.partial(positional, np), wide), types
 
@@ -825,7 +907,11 @@ def difference(result, oracle, type_, tolerance):
     result, oracle = result.astype(wide), np.asarray(oracle).astype(wide)
     scale = max(1, np.abs(oracle).max(initial=0))
     close = np.isclose(result, oracle, rtol=tolerance, atol=tolerance * scale)
-    return None if close.all() else f"{(~close).sum()} of {close.size} differ, by up to {np.abs(result - oracle).max()}"
+    return (
+        None
+        if close.all()
+        else f"{(~close).sum()} of {close.size} differ, by up to {np.abs(result - oracle).max()}"
+    )
 
 
 def wrong_cells(placement, mode, dtype, cells):
@@ -908,14 +994,22 @@ def program_id(program):
 
 #: Numbers of the programs in which each mode and dtype occurs, and each placement with and without derivatives.
 QUICK = covering(
-    [{"program": program, "placement": (name, is_smooth(*program[:2]))} for program, name in PROGRAMS_AND_PLACEMENTS]
+    [
+        {"program": program, "placement": (name, is_smooth(*program[:2]))}
+        for program, name in PROGRAMS_AND_PLACEMENTS
+    ]
 )
 
 
 @pytest.mark.parametrize(
     ("program", "placement"),
     [
-        pytest.param(program, name, id=f"{program_id(program)}-{name}", marks=[] if k in QUICK else [pytest.mark.slow])
+        pytest.param(
+            program,
+            name,
+            id=f"{program_id(program)}-{name}",
+            marks=[] if k in QUICK else [pytest.mark.slow],
+        )
         for k, (program, name) in enumerate(PROGRAMS_AND_PLACEMENTS)
     ],
 )
@@ -942,10 +1036,17 @@ def test_the_chosen_cells_cover_all_pairs():
         ]
     }
     smooth_or_not = [False, True]
-    wanted = {(op, name, smooth) for op in OPERATIONS for name in PLACEMENTS for smooth in smooth_or_not}
+    wanted = {
+        (op, name, smooth) for op in OPERATIONS for name in PLACEMENTS for smooth in smooth_or_not
+    }
     wanted |= {(op, dtype) for op in OPERATIONS for dtype in OPERATIONS[op].dtypes}
     cells = [Cell(op, *kind) for op in OPERATIONS for kind in KINDS.values()]
-    wanted |= {(cell, mode) for cell in cells for mode in MODES if applies(cell, "f") and not is_compound(*mode)}
+    wanted |= {
+        (cell, mode)
+        for cell in cells
+        for mode in MODES
+        if applies(cell, "f") and not is_compound(*mode)
+    }
     wanted |= {(op, mode) for op in OPERATIONS for mode in MODES}
     assert wanted - seen == set()
 
@@ -957,9 +1058,13 @@ def test_the_quick_programs_use_all_there_is():
     placements = {(name, is_smooth(*program[:2])) for program, name in quick}
     assert placements == {(name, smooth) for name in PLACEMENTS for smooth in [False, True]}
     seen = {
-        (cell.operation, is_smooth(*program[:2])) for program, name in quick for cell in chosen_cells(name, program)
+        (cell.operation, is_smooth(*program[:2]))
+        for program, name in quick
+        for cell in chosen_cells(name, program)
     }
-    assert {(operation, smooth) for operation in OPERATIONS for smooth in [False, True]} - seen == set()
+    assert {
+        (operation, smooth) for operation in OPERATIONS for smooth in [False, True]
+    } - seen == set()
 
 
 #: Functions of jax.lax with an ``axis_name`` that say what shard_map is told, and compute nothing over named axes.
@@ -1002,7 +1107,9 @@ def spied(monkeypatch):
 
 def test_every_rule_is_used(spied):
     cells = tuple(Cell(operation, ("a",), "varying") for operation in [*COLLECTIVES, *VOCABULARY])
-    results_of(PLACEMENTS["partial"], ("inner xmap over both", "vjp"), "f", cells, run=jax.eval_shape)
+    results_of(
+        PLACEMENTS["partial"], ("inner xmap over both", "vjp"), "f", cells, run=jax.eval_shape
+    )
     assert set(table.TRANSLATIONS) - spied == set()
 
 
@@ -1017,7 +1124,10 @@ def test_a_wrong_rule_is_found(primitive, monkeypatch):
         return batch.apply_positional(view, lambda x: x * 2, right) if split else right
 
     monkeypatch.setitem(table.TRANSLATIONS, primitive, translate)
-    cells = tuple(Cell(f"lax.{name}", ("a",), "varying") for name in ["psum", "ppermute", "all_gather", "pmax"])
+    cells = tuple(
+        Cell(f"lax.{name}", ("a",), "varying")
+        for name in ["psum", "ppermute", "all_gather", "pmax"]
+    )
     wrong = wrong_cells(PLACEMENTS["partial"], ("plain", "value"), "f", cells)
     assert [text.partition(" over ")[0] for text in wrong] == [f"lax.{primitive}"]
     assert wrong_cells(PLACEMENTS["none"], ("plain", "value"), "f", cells) == []
@@ -1062,7 +1172,9 @@ ORDERED = ["argmax", "argmin", "argsort", "sort", "cumprod", "cumsum", "flip"]
 
 #: Everything that the matrix lacks, and why; a label starts with the function.
 CANNOT = {
-    **{f"{name} over a looped axis": over_loop(name) for name in OPERATIONS if name not in LOOPABLE},
+    **{
+        f"{name} over a looped axis": over_loop(name) for name in OPERATIONS if name not in LOOPABLE
+    },
     **{f"xnp.{name} over two axes": over_two_axes(f"xnp.{name}") for name in ORDERED},
     "lax.ragged_all_to_all": Cannot(
         "what each participant holds differs in size, and a named array has one positional shape",

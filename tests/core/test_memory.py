@@ -35,7 +35,9 @@ def traced(k):
     rule.defvjp(lambda x: (rule(x), None), lambda _, ct: (ct,))
 
     def body(u):
-        return xmap(lambda w: rule(w) + lax.cond(w > 0, jnp.sin, lambda x: k * x, w), ["j"], ["j"])(u)
+        return xmap(lambda w: rule(w) + lax.cond(w > 0, jnp.sin, lambda x: k * x, w), ["j"], ["j"])(
+            u
+        )
 
     mapped = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": ("x", SerialLoop(2))})
     jax.jit(jax.grad(lambda v: mapped(v).sum())).trace(V.reshape(8, 1))
@@ -60,7 +62,9 @@ def kept():
     return np.array([len(gc.get_objects()), sys.getallocatedblocks()])
 
 
-@pytest.mark.parametrize(("use", "times"), [(made, 300), (planned, 20), (traced, 8), (called, 8), (cleared, 4)])
+@pytest.mark.parametrize(
+    ("use", "times"), [(made, 300), (planned, 20), (traced, 8), (called, 8), (cleared, 4)]
+)
 def test_memory_does_not_grow(use, times, mesh42, frozen):
     with mesh42:
         for k in range(times):

@@ -29,7 +29,9 @@ CENTRED = X - X.mean(0)
 
 
 def centre(placement="x"):
-    return xmap(lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": placement})
+    return xmap(
+        lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": placement}
+    )
 
 
 def parts_of(devices, names, spec, x):
@@ -63,13 +65,20 @@ LAYOUTS = {
     "list and single name": (list(DEVICES), "batch", DEVICES, ("batch",)),
     "single name in a list": (list(DEVICES), ["x"], DEVICES, ("x",)),
     "some devices in another order": (list(DEVICES[3:0:-1]), "x", DEVICES[3:0:-1], ("x",)),
-    "three axes": (DEVICES.reshape(2, 2, 2), ("x", "y", "z"), DEVICES.reshape(2, 2, 2), ("x", "y", "z")),
+    "three axes": (
+        DEVICES.reshape(2, 2, 2),
+        ("x", "y", "z"),
+        DEVICES.reshape(2, 2, 2),
+        ("x", "y", "z"),
+    ),
     "one device": (DEVICES[:1], "x", DEVICES[:1], ("x",)),
 }
 
 
 @pytest.mark.parametrize("make", [mesh, Mesh])
-@pytest.mark.parametrize(("devices", "names", "array", "tuple_of_names"), LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize(
+    ("devices", "names", "array", "tuple_of_names"), LAYOUTS.values(), ids=LAYOUTS.keys()
+)
 def test_the_context_gives_a_mesh_of_jax(make, devices, names, array, tuple_of_names):
     expected = jax.sharding.Mesh(array, tuple_of_names)
     ours = make(devices, names)
@@ -108,7 +117,9 @@ def under_set_mesh(m):
 # What a program does with a mesh; its results by JAX's own mesh are the expected ones.
 USES_OF_A_MESH = {
     "device_put": lambda m: jax.device_put(X, NamedSharding(m, P("x"))),
-    "a jitted function of a sharded array": lambda m: jax.jit(DOUBLE)(jax.device_put(X, NamedSharding(m, P("x", "y")))),
+    "a jitted function of a sharded array": lambda m: jax.jit(DOUBLE)(
+        jax.device_put(X, NamedSharding(m, P("x", "y")))
+    ),
     "in_shardings": lambda m: jax.jit(DOUBLE, in_shardings=NamedSharding(m, P("x")))(X),
     "out_shardings": lambda m: jax.jit(DOUBLE, out_shardings=NamedSharding(m, P(None, "y")))(X),
     "with_sharding_constraint": lambda m: jax.jit(
@@ -118,24 +129,33 @@ USES_OF_A_MESH = {
     "shard_map under jit": lambda m: jax.jit(
         jax.shard_map(lambda x: lax.psum(x, "x"), mesh=m, in_specs=P("x"), out_specs=P())
     )(jax.device_put(X, NamedSharding(THEIR_MESH(), P("x")))),
-    "shard_map of an array on JAX's mesh": lambda m: jax.shard_map(DOUBLE, mesh=m, in_specs=P("y"), out_specs=P("y"))(
-        jax.device_put(X, NamedSharding(THEIR_MESH(), P("y")))
-    ),
+    "shard_map of an array on JAX's mesh": lambda m: jax.shard_map(
+        DOUBLE, mesh=m, in_specs=P("y"), out_specs=P("y")
+    )(jax.device_put(X, NamedSharding(THEIR_MESH(), P("y")))),
     "set_mesh": under_set_mesh,
     "make_array_from_callback": lambda m: jax.make_array_from_callback(
         X.shape, NamedSharding(m, P("x")), lambda index: X[index]
     ),
-    "make_array_from_process_local_data": lambda m: jax.make_array_from_process_local_data(NamedSharding(m, P("y")), X),
+    "make_array_from_process_local_data": lambda m: jax.make_array_from_process_local_data(
+        NamedSharding(m, P("y")), X
+    ),
     "global_array": lambda m: global_array(X, ["i", ...], {"i": "x"}, mesh=m),
     "arrays on both meshes": lambda m: (
-        jax.device_put(X, NamedSharding(m, P("x"))) + jax.device_put(X, NamedSharding(THEIR_MESH(), P("x")))
+        jax.device_put(X, NamedSharding(m, P("x")))
+        + jax.device_put(X, NamedSharding(THEIR_MESH(), P("x")))
     ),
     "eval_shape of a sharded type": lambda m: (
         jax.jit(DOUBLE, in_shardings=NamedSharding(m, P("x")))
         .lower(jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(m, P("x"))))
         .compile()(X)
     ),
-    "its parts": lambda m: (m.devices, m.device_ids, m.local_mesh.devices, m.abstract_mesh.axis_sizes, m.axis_sizes),
+    "its parts": lambda m: (
+        m.devices,
+        m.device_ids,
+        m.local_mesh.devices,
+        m.abstract_mesh.axis_sizes,
+        m.axis_sizes,
+    ),
 }
 
 
@@ -164,7 +184,13 @@ def test_our_mesh_equals_jaxs_both_ways():
     assert NamedSharding(ours, P("x")) == NamedSharding(theirs, P("x"))
     assert NamedSharding(theirs, P("x")) == NamedSharding(ours, P("x"))
     assert type(theirs) is jax.sharding.Mesh
-    for other in (mesh(SQUARE, ("y", "x")), jax.sharding.Mesh(SQUARE.T, ("x", "y")), "x", None, ours.abstract_mesh):
+    for other in (
+        mesh(SQUARE, ("y", "x")),
+        jax.sharding.Mesh(SQUARE.T, ("x", "y")),
+        "x",
+        None,
+        ours.abstract_mesh,
+    ):
         assert ours != other
         assert other != ours
 
@@ -211,13 +237,17 @@ def pickled(value):
     return DevicesFromNumbers(io.BytesIO(file.getvalue())).load()
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="JAX 0.9 copies meshes as its own and pickles none")
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason="JAX 0.9 copies meshes as its own and pickles none"
+)
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 def test_copies_of_our_mesh_are_equal_to_it_and_contexts(copied):
     ours = Mesh(SQUARE, ("x", "y"), (AxisType.Auto, AxisType.Explicit))
     again = copied(ours)
     assert isinstance(again, Mesh)
-    assert again == ours == jax.sharding.Mesh(SQUARE, ("x", "y"), (AxisType.Auto, AxisType.Explicit))
+    assert (
+        again == ours == jax.sharding.Mesh(SQUARE, ("x", "y"), (AxisType.Auto, AxisType.Explicit))
+    )
     assert again.axis_types == (AxisType.Auto, AxisType.Explicit)
     sharding = copied(NamedSharding(Mesh(SQUARE, ("x", "y")), P("x")))
     assert sharding == NamedSharding(THEIR_MESH(), P("x"))
@@ -409,13 +439,18 @@ def test_meshes_entered_by_jax_are_seen(placement, spec, context):
 
 
 @pytest.mark.parametrize("axis_type", [AUTO, EXPLICIT], ids=str)
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, lambda f: jax.grad(lambda x: (f(x) ** 2).sum())], ids=range(3))
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.jit, lambda f: jax.grad(lambda x: (f(x) ** 2).sum())], ids=range(3)
+)
 def test_a_function_follows_set_mesh_to_other_devices(wrap, axis_type):
     """jit's cache knows of the mesh of set_mesh no devices, only names and sizes."""
     with_constant = lambda v: v - lax.pmean(v + X[0], "i")
     rows = ["i", ...]
     fun, closed = wrap(centre()), wrap(xmap(with_constant, rows, rows, axis_resources={"i": "x"}))
-    expected = [np.asarray(f(X)) for f in (wrap(lambda x: x - x.mean(0)), wrap(lambda x: x - (x + X[0]).mean(0)))]
+    expected = [
+        np.asarray(f(X))
+        for f in (wrap(lambda x: x - x.mean(0)), wrap(lambda x: x - (x + X[0]).mean(0)))
+    ]
     for devices in (DEVICES[:4], DEVICES[4:], DEVICES[:4][::-1]):
         with jax.set_mesh(jax.sharding.Mesh(devices, ("x",), axis_types=(axis_type,))):
             outs = fun(X), closed(X)
@@ -443,7 +478,10 @@ def test_arguments_sharded_otherwise_under_meshes_of_jax(spec, context):
 
     fun = xmap(body, (["i", ...], {}), (["i", ...], {}, {}), axis_resources={"i": "x"})
     with entered(context) as m:
-        v, w = jax.device_put(X, NamedSharding(m, spec)), jax.device_put(X[0], NamedSharding(m, P()))
+        v, w = (
+            jax.device_put(X, NamedSharding(m, spec)),
+            jax.device_put(X[0], NamedSharding(m, P())),
+        )
         product, total, same = fun(v, w)
     np.testing.assert_array_equal(product, X * X[0])
     np.testing.assert_array_equal(total, X.sum(0))
@@ -472,7 +510,12 @@ def test_gradients_under_meshes_of_jax(spec, context, transform):
     def loss(fun):
         return lambda x, w: (fun(x, w) ** 3).sum()
 
-    named = xmap(lambda v, w: v * w - lax.pmean(v, "i"), (["i", ...], {}), ["i", ...], axis_resources={"i": "x"})
+    named = xmap(
+        lambda v, w: v * w - lax.pmean(v, "i"),
+        (["i", ...], {}),
+        ["i", ...],
+        axis_resources={"i": "x"},
+    )
     weights = np.array([2, 3], np.float32)
     expected = jax.grad(loss(lambda x, w: x * w - x.mean(0)), argnums=(0, 1))(X, weights)
     with entered(context) as m:
@@ -529,7 +572,9 @@ def test_the_innermost_of_mixed_contexts_counts(outer, inner):
 # --------------------------------------------------------------------- what JAX sees of ours
 
 CONSTRAINED = {
-    "with_sharding_constraint under jit": lambda: jax.jit(lambda x: lax.with_sharding_constraint(x * 2, P("y", "x"))),
+    "with_sharding_constraint under jit": lambda: jax.jit(
+        lambda x: lax.with_sharding_constraint(x * 2, P("y", "x"))
+    ),
     "out_shardings": lambda: jax.jit(lambda x: x * 2, out_shardings=P("y", "x")),
     "in_shardings": lambda: jax.jit(lambda x: x * 2, in_shardings=P("y", "x")),
 }
@@ -583,7 +628,10 @@ COMMITTED = {
     "a jitted function's result": lambda: (jax.jit(lambda x: x + 0)(ONE_DEVICE(2)), jnp.asarray(X)),
     "two devices": lambda: (ONE_DEVICE(1), ONE_DEVICE(6)),
     "one device and the mesh": lambda: (ON_THE_MESH(), ONE_DEVICE(3)),
-    "a mesh of one device": lambda: (jax.device_put(X, NamedSharding(mesh(DEVICES[4:5], "z"), P("z"))), X),
+    "a mesh of one device": lambda: (
+        jax.device_put(X, NamedSharding(mesh(DEVICES[4:5], "z"), P("z"))),
+        X,
+    ),
 }
 
 
@@ -600,7 +648,9 @@ def test_arrays_committed_to_one_device_are_moved_to_the_mesh(arguments):
 @pytest.mark.parametrize("context", ["set_mesh Auto", "set_mesh Explicit", "with Mesh"])
 def test_committed_arrays_are_moved_to_meshes_of_jax(context):
     with THEIRS[context]():
-        np.testing.assert_allclose(weighted()({"v": ONE_DEVICE(3)}, ONE_DEVICE(0)), X * X - X.mean(0))
+        np.testing.assert_allclose(
+            weighted()({"v": ONE_DEVICE(3)}, ONE_DEVICE(0)), X * X - X.mean(0)
+        )
 
 
 def test_committed_arrays_of_a_nested_xmap_keys_and_donated_ones_are_moved():
@@ -609,8 +659,12 @@ def test_committed_arrays_of_a_nested_xmap_keys_and_donated_ones_are_moved():
     draw = xmap(jax.random.uniform, ["i"], ["i"], axis_resources={"i": "x"})
     with mesh(SQUARE, ("x", "y")):
         np.testing.assert_array_equal(xmap(inner, ROWS, ROWS)(ONE_DEVICE(7)), 2 * X)
-        np.testing.assert_array_equal(draw(jax.device_put(keys, DEVICES[5])), jax.vmap(jax.random.uniform)(keys))
-        np.testing.assert_allclose(weighted(donate_argnums=1)({"v": X}, ONE_DEVICE(3)), X * X - X.mean(0))
+        np.testing.assert_array_equal(
+            draw(jax.device_put(keys, DEVICES[5])), jax.vmap(jax.random.uniform)(keys)
+        )
+        np.testing.assert_allclose(
+            weighted(donate_argnums=1)({"v": X}, ONE_DEVICE(3)), X * X - X.mean(0)
+        )
 
 
 NOTE = (
@@ -620,19 +674,30 @@ NOTE = (
 # How a call may be refused, and whether it is one of xmap's own, which sees the arrays.
 REFUSED = {
     "grad": (False, lambda: jax.grad(lambda v: weighted()({"v": v}, X).sum())(ONE_DEVICE(3))),
-    "vmap": (False, lambda: jax.vmap(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3, np.stack([X, X])))),
+    "vmap": (
+        False,
+        lambda: jax.vmap(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3, np.stack([X, X]))),
+    ),
     "jit": (False, lambda: jax.jit(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3))),
     "another mesh": (True, lambda: weighted()({"v": ON_ANOTHER_MESH()}, X)),
-    "another mesh and one device": (True, lambda: weighted()({"v": ON_ANOTHER_MESH()}, ONE_DEVICE(3))),
+    "another mesh and one device": (
+        True,
+        lambda: weighted()({"v": ON_ANOTHER_MESH()}, ONE_DEVICE(3)),
+    ),
     "ahead of time": (False, lambda: weighted().lower({"v": ONE_DEVICE(3)}, X)),
 }
 
 
 @pytest.mark.parametrize(("directly", "call"), REFUSED.values(), ids=REFUSED.keys())
 def test_where_committed_arrays_are_refused_a_direct_call_says_what_to_do(directly, call):
-    with pytest.raises(ValueError, match="Received incompatible devices") as caught, mesh(SQUARE, ("x", "y")):
+    with (
+        pytest.raises(ValueError, match="Received incompatible devices") as caught,
+        mesh(SQUARE, ("x", "y")),
+    ):
         call()
-    assert [note for note in getattr(caught.value, "__notes__", ()) if "committed" in note] == [NOTE] * directly
+    assert [note for note in getattr(caught.value, "__notes__", ()) if "committed" in note] == [
+        NOTE
+    ] * directly
 
 
 def test_what_was_moved_first_has_its_gradient():
@@ -657,7 +722,9 @@ def test_an_xmapped_function_is_a_function_of_jit():
         x = ON_THE_MESH()
         fun(x)
         seen = []
-        sys.setprofile(lambda frame, event, arg: seen.append(frame.f_code.co_name) if event == "call" else None)
+        sys.setprofile(
+            lambda frame, event, arg: seen.append(frame.f_code.co_name) if event == "call" else None
+        )
         try:
             fun(x)
         finally:
@@ -697,7 +764,11 @@ def changing(context, inner=()):
 
 
 SQUARE_MESH = lambda: mesh(SQUARE, ("x", "y"))
-OUTSIDE = {"no mesh": (contextlib.nullcontext, ()), "a mesh": (SQUARE_MESH, ()), "a mesh in use": (SQUARE_MESH, "x")}
+OUTSIDE = {
+    "no mesh": (contextlib.nullcontext, ()),
+    "a mesh": (SQUARE_MESH, ()),
+    "a mesh in use": (SQUARE_MESH, "x"),
+}
 INSIDE = {"ours": LINE, "jax's": lambda: with_mesh(jax.sharding.Mesh(DEVICES, ("x",)))}
 
 
@@ -705,7 +776,12 @@ INSIDE = {"ours": LINE, "jax's": lambda: with_mesh(jax.sharding.Mesh(DEVICES, ("
 @pytest.mark.parametrize(("outside", "placement"), OUTSIDE.values(), ids=OUTSIDE.keys())
 def test_the_mesh_cannot_be_changed_inside_an_xmap(inside, outside, placement):
     fun = xmap(changing(inside), ["i", ...], ["i", ...], axis_resources={"i": placement})
-    with outside(), pytest.raises(RuntimeError, match=r"Changing the physical mesh is not allowed inside xmap\."):
+    with (
+        outside(),
+        pytest.raises(
+            RuntimeError, match=r"Changing the physical mesh is not allowed inside xmap\."
+        ),
+    ):
         fun(X)
 
 

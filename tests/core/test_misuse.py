@@ -76,7 +76,9 @@ def over_i(fun, out_axes=I, shape=(3,), resources=None):
 def over_i_and_j(fun, out_axes=("i", "j", ...), resources=None):
     """Call ``fun`` on two arrays of shape (3,), over ``i`` (8) and over ``j`` (4)."""
     in_axes = (["i", ...], ["j", ...])
-    return on_grid(fun, in_axes, out_axes, ones((8, 3)), ones((4, 3)), axis_resources=resources or {})
+    return on_grid(
+        fun, in_axes, out_axes, ones((8, 3)), ones((4, 3)), axis_resources=resources or {}
+    )
 
 
 def in_loop(name, length, fun):
@@ -105,11 +107,16 @@ def closing_over(v):
 
 def shard_map_in_body(v):
     mesh = grid().physical_mesh
-    return jax.shard_map(lambda u: u, mesh=mesh, in_specs=PartitionSpec("y"), out_specs=PartitionSpec("y"))(v)
+    return jax.shard_map(
+        lambda u: u, mesh=mesh, in_specs=PartitionSpec("y"), out_specs=PartitionSpec("y")
+    )(v)
 
 
 def shard_map_with_psum_in_body(v):
-    mesh, specs = grid().physical_mesh, {"in_specs": PartitionSpec("y"), "out_specs": PartitionSpec()}
+    mesh, specs = (
+        grid().physical_mesh,
+        {"in_specs": PartitionSpec("y"), "out_specs": PartitionSpec()},
+    )
     return jax.shard_map(lambda u: lax.psum(u, "y"), mesh=mesh, **specs)(v)
 
 
@@ -305,7 +312,9 @@ MISUSES = {
     ),
     # ------------------------------------------------------------------------------------------- ranks and arguments
     "a leaf of too small rank": (
-        lambda: xmap(lambda tree: tree["w"][1], ({"w": [I, {3: "i"}]},), I)({"w": [ones(5), ones((5, 5))]}),
+        lambda: xmap(lambda tree: tree["w"][1], ({"w": [I, {3: "i"}]},), I)(
+            {"w": [ones(5), ones((5, 5))]}
+        ),
         ValueError,
         "args[0]['w'][1] has shape (5, 5), but {3: 'i'} needs at least 4 dimensions. Name fewer dimensions, or pass "
         "an array that has them"
@@ -405,7 +414,14 @@ MISUSES = {
         "{'x'}",
     ),
     "a resource that the mesh lacks": (
-        lambda: on_grid(add, (["i"], ["j"]), ["i", "j"], ones(4), ones(4), axis_resources={"i": ("x", "z"), "j": "y"}),
+        lambda: on_grid(
+            add,
+            (["i"], ["j"]),
+            ["i", "j"],
+            ones(4),
+            ones(4),
+            axis_resources={"i": ("x", "z"), "j": "y"},
+        ),
         ValueError,
         "axis_resources assign {'z'} to `i`, but the resources in scope are {'x', 'y'}. Assign one of these, or "
         "enter a mesh or a loop of that name around the call"
@@ -457,7 +473,9 @@ MISUSES = {
         f"{LEGACY}Size of axis i (8) is not divisible by the total number of resources assigned to this axis",
     ),
     "a named loop before a mesh axis": (
-        lambda: in_loop("l", 2, lambda: on_grid(identity, I, I, ones(8), axis_resources={"i": ("l", "x")})),
+        lambda: in_loop(
+            "l", 2, lambda: on_grid(identity, I, I, ones(8), axis_resources={"i": ("l", "x")})
+        ),
         ValueError,
         "axis_resources give `i` the resources ('l', 'x'), but loops come last. Write the mesh axes first"
         f"{LEGACY}Loop resources should come after mesh axes in the resource assignment of an axis",
@@ -500,28 +518,42 @@ MISUSES = {
     ),
     # ----------------------------------------------------------------------- names that meet, and undeclared outputs
     "two axes on one loop": (
-        lambda: in_loop("l", 2, lambda: over_i_and_j(lambda u, v: u + v, resources={"i": ("x", "l"), "j": "l"})),
+        lambda: in_loop(
+            "l", 2, lambda: over_i_and_j(lambda u, v: u + v, resources={"i": ("x", "l"), "j": "l"})
+        ),
         jax.errors.JAXTypeError,
         "Axes `i` and `j` are both assigned `l`, but the result of add at HERE varies over both. Assign another "
         "resource to one of them, or reduce over one before they meet"
         f"{LEGACY}Axes `i` and `j` are both mapped to the resource `l`, but they coincide in the named_shape",
     ),
     "two axes that meet in the carry of a scan": (
-        lambda: over_i_and_j(lambda u, v: lax.fori_loop(0, 2, lambda _, c: c + v, u), resources={"i": "x", "j": "x"}),
+        lambda: over_i_and_j(
+            lambda u, v: lax.fori_loop(0, 2, lambda _, c: c + v, u), resources={"i": "x", "j": "x"}
+        ),
         jax.errors.JAXTypeError,
         "Axes `i` and `j` are both assigned `x`, but the result of add at HERE varies over both. Assign another "
         "resource to one of them, or reduce over one before they meet"
         f"{LEGACY}Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "two axes that meet in a predicate and a branch": (
-        lambda: over_i_and_j(lambda u, v: lax.cond(u[0] > 0, lambda: v, lambda: 2 * v), resources={"i": "x", "j": "x"}),
+        lambda: over_i_and_j(
+            lambda u, v: lax.cond(u[0] > 0, lambda: v, lambda: 2 * v),
+            resources={"i": "x", "j": "x"},
+        ),
         jax.errors.JAXTypeError,
         "Axes `i` and `j` are both assigned `x`, but the result of cond at HERE varies over both. Assign another "
         "resource to one of them, or reduce over one before they meet"
         f"{LEGACY}Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "an output broadcast over a taken resource": (
-        lambda: on_grid(identity, ["a"], ["a", "b"], ones(4), axis_sizes={"b": 4}, axis_resources={"a": "x", "b": "x"}),
+        lambda: on_grid(
+            identity,
+            ["a"],
+            ["a", "b"],
+            ones(4),
+            axis_sizes={"b": 4},
+            axis_resources={"a": "x", "b": "x"},
+        ),
         jax.errors.JAXTypeError,
         "The result varies over `a` and its out_axes add `b`, but both axes are mapped to the resource `x`. Map one "
         "of them to another resource, or reduce over `a` in the function"
@@ -529,7 +561,11 @@ MISUSES = {
     ),
     "an output broadcast twice over one resource": (
         lambda: on_grid(
-            lambda: {"c": 1.0}, (), {"c": ["a", "b"]}, axis_sizes={"a": 4, "b": 4}, axis_resources={"a": "x", "b": "x"}
+            lambda: {"c": 1.0},
+            (),
+            {"c": ["a", "b"]},
+            axis_sizes={"a": 4, "b": 4},
+            axis_resources={"a": "x", "b": "x"},
         ),
         jax.errors.JAXTypeError,
         "Axes `a` and `b` are both assigned `x`, but an output of an xmapped function (result['c']) varies over "
@@ -544,14 +580,18 @@ MISUSES = {
         f"{LEGACY}Axes `i` and `n` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "two axes that meet in the third of nested xmaps": (
-        lambda: over_i(xmap(split_on_x, ["m", ...], ["m", ...], axis_resources={"m": "x"}), shape=(4, 4)),
+        lambda: over_i(
+            xmap(split_on_x, ["m", ...], ["m", ...], axis_resources={"m": "x"}), shape=(4, 4)
+        ),
         jax.errors.JAXTypeError,
         "Axes `m` and `n` are both assigned `x`, but an input to an xmapped function identity (xmap called at HERE) "
         "varies over both. Assign another resource to one of them, or reduce over one before they meet"
         f"{LEGACY}Axes `m` and `n` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "undeclared axes of one of several results": (
-        lambda: over_i_and_j(lambda u, v: {"good": u, "bad": (u, u * v)}, out_axes={"good": I, "bad": (I, {})}),
+        lambda: over_i_and_j(
+            lambda u, v: {"good": u, "bad": (u, u * v)}, out_axes={"good": I, "bad": (I, {})}
+        ),
         TypeError,
         "result['bad'][1] varies over `i`, `j`, but its out_axes {} do not name `i`, `j`. Add `i`, `j` to out_axes, "
         "or reduce over `i`, `j` in the function"
@@ -581,13 +621,17 @@ MISUSES = {
         "an argument and return the new one (args[0] is a reference: pass its value, ref[...])",
     ),
     "an ordered print on a mesh": (
-        lambda: over_i(lambda v: (jax.debug.print("{}", 1, ordered=True), v)[1], resources={"i": "x"}),
+        lambda: over_i(
+            lambda v: (jax.debug.print("{}", 1, ordered=True), v)[1], resources={"i": "x"}
+        ),
         NotImplementedError,
         "The xmapped function <lambda> has a callback or print with ordered=True, which JAX runs on one device, but "
         "its axis_resources compute it on 8. Write ordered=False, or call it without resources of a mesh",
     ),
     "an ordered callback on a mesh, in a branch": (
-        lambda: over_i(lambda v: lax.cond(v[0] > 0, ordered_callback, lambda v: v, v), resources={"i": "x"}),
+        lambda: over_i(
+            lambda v: lax.cond(v[0] > 0, ordered_callback, lambda v: v, v), resources={"i": "x"}
+        ),
         ValueError,
         "An argument of debug_callback(..., ordered=True) at HERE varies over {'i'}, but the elements of a named axis "
         f"have no order. Leave out ordered=True{LEGACY}Cannot `vmap` ordered IO callback",
@@ -682,7 +726,10 @@ MISUSES = {
             DEVICES,
             "x",
             lambda: jax.vmap(
-                lambda v: xmap(lambda u: lax.psum(u, "o"), ["j"], ["j"], axis_resources={"j": "x"})(v), axis_name="o"
+                lambda v: xmap(lambda u: lax.psum(u, "o"), ["j"], ["j"], axis_resources={"j": "x"})(
+                    v
+                ),
+                axis_name="o",
             )(ones((3, 8))),
         ),
         NotImplementedError,
@@ -859,7 +906,10 @@ MISUSES = {
         "it in this one first",
     ),
     "an einsum with an unknown strategy": (
-        lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize="best"), out_axes={}),
+        lambda: over_i(
+            lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize="best"),
+            out_axes={},
+        ),
         ValueError,
         "optimize of einsum should be a strategy of opt_einsum, such as 'auto', 'greedy' or 'optimal', but got 'best'",
     ),
@@ -1009,7 +1059,13 @@ def lines_of(code):
     return {line for *_, line in code.co_lines() if line}.union(*map(lines_of, inner))
 
 
-HELPERS = (ordered_callback, split_on_x, closing_over, shard_map_in_body, shard_map_with_psum_in_body)
+HELPERS = (
+    ordered_callback,
+    split_on_x,
+    closing_over,
+    shard_map_in_body,
+    shard_map_with_psum_in_body,
+)
 HELPER_LINES = set().union(*(lines_of(f.__code__) for f in HELPERS))
 
 # A place as messages show it: file, line, perhaps a column, and the function.
@@ -1028,8 +1084,12 @@ def test_misuse(misuse, error, message):
     assert type(caught.value) is error
     assert PLACE.sub("HERE", str(caught.value)) == message
     assert files_of(caught.value) == {__file__}
-    assert caught.value.__suppress_context__ or not caught.value.__context__  # of JAX, which tries other ways first
-    assert {int(line) for line in PLACE.findall(str(caught.value))} <= lines_of(misuse.__code__) | HELPER_LINES
+    assert (
+        caught.value.__suppress_context__ or not caught.value.__context__
+    )  # of JAX, which tries other ways first
+    assert {int(line) for line in PLACE.findall(str(caught.value))} <= lines_of(
+        misuse.__code__
+    ) | HELPER_LINES
 
 
 # What to do: a sentence that begins with a verb, the form that was required, an example, or a caret below the mistake.
@@ -1064,7 +1124,11 @@ def test_a_donated_array_that_is_used_again(repeat):
     fun(array)
     # Before 0.11, JAX refuses it within its compiled call, in its own words.
     ours = re.escape("args[0] was donated by an earlier call (donate_argnums=(0,))")
-    error, words = (RuntimeError, ours) if jax.__version_info__ >= (0, 11) else (ValueError, "deleted or donated")
+    error, words = (
+        (RuntimeError, ours)
+        if jax.__version_info__ >= (0, 11)
+        else (ValueError, "deleted or donated")
+    )
     with pytest.raises(error, match=words):
         fun(array)
     np.testing.assert_array_equal(repeat(fun)(jnp.ones((8, 3))), ones((8, 3)))
@@ -1184,7 +1248,10 @@ def swapped(u, v):
         (lambda u, v: u @ v, "The sum of products over `k` is pdot(u, v, 'k')"),
         (swapped, "The sum of products over `k` is pdot(v, u, 'k')"),
         (lambda u, v: jnp.einsum("k,k->", u, v), "The sum of products over `k` is pdot(u, v, 'k')"),
-        (lambda u, v: jnp.tensordot(u, 2 * v, 1), "The sum of products over `k` is pdot(u, v, 'k')"),
+        (
+            lambda u, v: jnp.tensordot(u, 2 * v, 1),
+            "The sum of products over `k` is pdot(u, v, 'k')",
+        ),
     ],
     ids=["u @ v", "v @ u", "einsum", "tensordot"],
 )
@@ -1224,7 +1291,9 @@ def test_a_source_that_cannot_be_read_does_not_hide_the_note():
 )
 def test_resources_of_an_axis_that_is_not_there(resources, advice):
     """An error; only programs that run unmodified, as older releases took them, are warned."""
-    with pytest.raises(ValueError, match=re.escape(f"are `batch`. {advice}{LEGACY}All axes that")) as raised:
+    with pytest.raises(
+        ValueError, match=re.escape(f"are `batch`. {advice}{LEGACY}All axes that")
+    ) as raised:
         xmap(identity, BATCH, BATCH, axis_resources=resources)
     with pytest.warns(UserWarning) as caught:
         fun = maps.xmap(identity, BATCH, BATCH, axis_resources=resources)
@@ -1255,7 +1324,10 @@ def test_a_number_that_is_none_is_found_in_the_xmapped_function(use, resources):
     f = use(xmap(logarithm, I, I, axis_resources=resources))
     with grid(), jax.debug_nans(True):
         f(ones((8, 3)))
-        with pytest.raises(FloatingPointError, match=r"^[iI]nvalid value \(nan\) encountered in xmap\(logarithm\): "):
+        with pytest.raises(
+            FloatingPointError,
+            match=r"^[iI]nvalid value \(nan\) encountered in xmap\(logarithm\): ",
+        ):
             f(-ones((8, 3)))
     with (
         grid(),
@@ -1278,7 +1350,9 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("mode", ["quiet_remove_frames", "tracebackhide"], ids=["Python", "IPython"])
+@pytest.mark.parametrize(
+    "mode", ["quiet_remove_frames", "tracebackhide"], ids=["Python", "IPython"]
+)
 @pytest.mark.parametrize("failing", FAILING.values(), ids=FAILING.keys())
 def test_tracebacks_end_in_the_users_file(failing, mode):
     before = jax.config.jax_traceback_filtering
@@ -1297,9 +1371,13 @@ STAGED = {
     "eval_shape": lambda: xmap(identity, I, I).eval_shape(np.float32(1)),
     "a sample": lambda: random.normal(jax.random.key(0), random.NamedShape(i=2)),
     "keys": lambda: random.fold_in_names(jax.random.key(0), random.NamedShape(i=2)),
-    "an einsum in opt_einsum": lambda: xmap(lambda v: jnp.einsum("ij,jk", v, v), I, I)(ones((8, 3))),
+    "an einsum in opt_einsum": lambda: xmap(lambda v: jnp.einsum("ij,jk", v, v), I, I)(
+        ones((8, 3))
+    ),
     "a picture": lambda: xmap(identity, I, I).plan(ones((8, 3))).save_svg("/nonexistent/a.svg"),
-    "one device": lambda: check_assignments(xmap(identity, I, I), ones((8, 3)), mesh=Mesh(jax.devices()[:1], "x")),
+    "one device": lambda: check_assignments(
+        xmap(identity, I, I), ones((8, 3)), mesh=Mesh(jax.devices()[:1], "x")
+    ),
 }
 
 
@@ -1326,13 +1404,19 @@ FOREIGN_ARGUMENTS = {
     "a function": (len, "args[0]", "<built-in function len> of type builtin_function_or_method"),
     "an array of strings": (np.array(["a", "b"]), "args[0]", "an array of dtype <U1"),
     "an array of objects": (np.array([object()]), "args[0]", "an array of dtype object"),
-    "dates": (np.array(["2020-01-01"], dtype="datetime64[D]"), "args[0]", "an array of dtype datetime64[D]"),
+    "dates": (
+        np.array(["2020-01-01"], dtype="datetime64[D]"),
+        "args[0]",
+        "an array of dtype datetime64[D]",
+    ),
     "a string in a tree": ({"w": [1.0, "abc"]}, "args[0]['w'][1]", "'abc' of type str"),
 }
 
 
 @pytest.mark.parametrize("in_axes", [I, {}], ids=["mapped", "not mapped"])
-@pytest.mark.parametrize(("argument", "path", "found"), FOREIGN_ARGUMENTS.values(), ids=FOREIGN_ARGUMENTS.keys())
+@pytest.mark.parametrize(
+    ("argument", "path", "found"), FOREIGN_ARGUMENTS.values(), ids=FOREIGN_ARGUMENTS.keys()
+)
 def test_arguments_that_are_no_arrays_are_refused(argument, path, found, in_axes):
     with pytest.raises(TypeError) as caught:
         xmap(lambda x: x, in_axes, in_axes)(argument)
@@ -1346,7 +1430,9 @@ def test_what_is_static_is_bound_before_xmap():
     with pytest.raises(TypeError) as caught:
         xmap(body, (I, {}), I)(ones(3), "double")
     assert str(caught.value) == STATIC.format("args[1]", "'double' of type str")
-    np.testing.assert_array_equal(xmap(functools.partial(body, how="double"), I, I)(ones(3)), 2 * np.ones(3))
+    np.testing.assert_array_equal(
+        xmap(functools.partial(body, how="double"), I, I)(ones(3)), 2 * np.ones(3)
+    )
 
 
 STAGES = {
@@ -1360,7 +1446,11 @@ STAGES = {
 def test_the_stages_of_a_gradient_are_not_those_of_the_function():
     """What JAX's transformations copy from a function must not stage that function in their place."""
     gradient = jax.grad(xmap(lambda v: lax.psum(v**2, "i"), I, []))
-    assert [hasattr(gradient, stage) for stage in ("lower", "trace", "eval_shape")] == [False, False, False]
+    assert [hasattr(gradient, stage) for stage in ("lower", "trace", "eval_shape")] == [
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_plan_refuses_the_arguments_that_a_call_refuses():
@@ -1368,7 +1458,9 @@ def test_a_plan_refuses_the_arguments_that_a_call_refuses():
     with pytest.raises(TypeError) as caught:
         staged(ones(3), "double")
     assert str(caught.value) == STATIC.format("args[1]", "'double' of type str")
-    with pytest.raises(TypeError, match="take positional arguments only, but got the keyword arguments: how"):
+    with pytest.raises(
+        TypeError, match="take positional arguments only, but got the keyword arguments: how"
+    ):
         staged(ones(3), how="double")
     staged(jax.ShapeDtypeStruct((3,), np.float32), 1.0)
 
@@ -1383,7 +1475,9 @@ def test_errors_of_the_function_stand_where_a_call_is_not_executed(stage):
 
 
 @pytest.mark.parametrize("positional", ["abc", np.ones(3)], ids=["a string", "an array"])
-@pytest.mark.parametrize("keyword", ["abc", len, np.ones(3), jnp.ones(3)], ids=["str", "function", "numpy", "jax"])
+@pytest.mark.parametrize(
+    "keyword", ["abc", len, np.ones(3), jnp.ones(3)], ids=["str", "function", "numpy", "jax"]
+)
 def test_keyword_arguments_are_refused_before_arguments_are_read(positional, keyword):
     with pytest.raises(TypeError) as caught:
         xmap(lambda v, how: v, (I, {}), I)(positional, how=keyword)
@@ -1459,7 +1553,9 @@ def test_an_einsum_that_cannot_be_read_is_shown_with_a_caret(spec):
     column, wrong = MALFORMED[spec]
     with pytest.raises(ValueError, match=r"^Malformed einsum specification") as caught:
         over_i(lambda v: jnp.einsum(spec, v))
-    assert str(caught.value) == f"Malformed einsum specification: {wrong}\n  {spec}\n  {' ' * column}^"
+    assert (
+        str(caught.value) == f"Malformed einsum specification: {wrong}\n  {spec}\n  {' ' * column}^"
+    )
     assert files_of(caught.value) == {__file__}
 
 

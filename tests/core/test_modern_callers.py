@@ -33,7 +33,9 @@ def square():
 
 
 def centre(placement="x"):
-    return xmap(lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": placement})
+    return xmap(
+        lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": placement}
+    )
 
 
 CENTRED = X - X.mean(0)
@@ -62,7 +64,9 @@ def flax_network():
 
 def named_error(params, row, target):
     """The mean squared error of flax's parameters, over names."""
-    hidden = jnp.tanh(lax.pdot(row, params["hidden"]["kernel"], "inputs") + params["hidden"]["bias"])
+    hidden = jnp.tanh(
+        lax.pdot(row, params["hidden"]["kernel"], "inputs") + params["hidden"]["bias"]
+    )
     (predicted,) = lax.pdot(hidden, params["out"]["kernel"], "hidden") + params["out"]["bias"]
     return lax.pmean((predicted - target) ** 2, "batch")
 
@@ -80,14 +84,20 @@ def test_a_train_state_is_a_tree_of_specs(resources):
     optax = pytest.importorskip("optax")
     train_state = pytest.importorskip("flax.training.train_state")
     network, params = flax_network()
-    create = functools.partial(train_state.TrainState.create, apply_fn=network.apply, tx=optax.adam(0.05))
+    create = functools.partial(
+        train_state.TrainState.create, apply_fn=network.apply, tx=optax.adam(0.05)
+    )
     state = create(params=jax.tree.map(jnp.array, params))
     adam = optax.ScaleByAdamState({}, NETWORK, NETWORK)
     specs = state.replace(step={}, params=NETWORK, opt_state=(adam, optax.EmptyState()))
 
-    loss = xmap(named_error, (NETWORK, ["batch", "inputs"], ["batch"]), {}, axis_resources=resources)
+    loss = xmap(
+        named_error, (NETWORK, ["batch", "inputs"], ["batch"]), {}, axis_resources=resources
+    )
     weights = {axis: placed for axis, placed in resources.items() if axis == "hidden"}
-    update = xmap(lambda s, g: s.apply_gradients(grads=g), (specs, NETWORK), specs, axis_resources=weights)
+    update = xmap(
+        lambda s, g: s.apply_gradients(grads=g), (specs, NETWORK), specs, axis_resources=weights
+    )
 
     def step(state):
         return update(state, jax.grad(loss)(state.params, ROWS, TARGETS))
@@ -125,7 +135,10 @@ def test_optimizers_around_an_xmapped_loss(make_optimizer, resources):
     }
     optimizer = make[make_optimizer]()
     rng = np.random.default_rng(1)
-    params = {"w1": rng.normal(size=(3, 8)).astype(np.float32), "w2": rng.normal(size=8).astype(np.float32)}
+    params = {
+        "w1": rng.normal(size=(3, 8)).astype(np.float32),
+        "w2": rng.normal(size=8).astype(np.float32),
+    }
     specs = {"w1": ["inputs", "hidden"], "w2": ["hidden"]}
 
     def named(params, row, target):
@@ -145,7 +158,12 @@ def test_optimizers_around_an_xmapped_loss(make_optimizer, resources):
         return trained(step, (params, optimizer.init(params)))
 
     loss = xmap(named, (specs, ["batch", "inputs"], ["batch"]), {}, axis_resources=resources)
-    place = xmap(lambda p: p, (specs,), specs, axis_resources={a: r for a, r in resources.items() if a == "hidden"})
+    place = xmap(
+        lambda p: p,
+        (specs,),
+        specs,
+        axis_resources={a: r for a, r in resources.items() if a == "hidden"},
+    )
     with square():
         found = after_training(loss, place(params))
     assert_close(found, after_training(positional, jax.tree.map(jnp.array, params)))
@@ -273,12 +291,16 @@ def test_pickling_by_value_as_for_jit():
     """Closures are pickled by cloudpickle, with specs, resources and mesh contexts to come."""
     cloudpickle = pytest.importorskip("cloudpickle")
     shift = 3.0
-    f = xmap(lambda v: v - lax.pmean(v, "i") + shift, ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    f = xmap(
+        lambda v: v - lax.pmean(v, "i") + shift, ["i", ...], ["i", ...], axis_resources={"i": "x"}
+    )
     again = pickle.loads(cloudpickle.dumps(f))
     assert again is not f
     with square() as on:
         found = again(X)
-        np.testing.assert_allclose(jax.grad(lambda v: jnp.sum(again(v) ** 2))(X), 2 * CENTRED, atol=1e-5)
+        np.testing.assert_allclose(
+            jax.grad(lambda v: jnp.sum(again(v) ** 2))(X), 2 * CENTRED, atol=1e-5
+        )
     np.testing.assert_allclose(found, CENTRED + shift, atol=1e-6)
     assert found.sharding == NamedSharding(on, P("x"))
 
@@ -290,7 +312,9 @@ def module_level(v):
 def test_pickle_refuses_what_it_refuses_of_jit():
     """Neither is found under its name in a module: the function that was given is."""
     for function in (jax.jit(module_level), xmap(module_level, ["i"], ["i"])):
-        with pytest.raises((pickle.PicklingError, AttributeError), match=r"Can't (pickle|get local object) "):
+        with pytest.raises(
+            (pickle.PicklingError, AttributeError), match=r"Can't (pickle|get local object) "
+        ):
             pickle.dumps(function)
 
 
@@ -359,10 +383,14 @@ def test_static_arguments_of_a_jit_around_reach_the_body(placement):
 
     with square():
         for axis in ("i", "other"):
-            np.testing.assert_allclose(outer(X, Options(axis, 2, lax.psum), scale=3), 3 * (X**2).sum(0))
+            np.testing.assert_allclose(
+                outer(X, Options(axis, 2, lax.psum), scale=3), 3 * (X**2).sum(0)
+            )
         np.testing.assert_allclose(outer(X, Options("i", 3, lax.pmax), scale=1), (X**3).max(0))
         before = len(traced)
-        np.testing.assert_allclose(outer(X + 1, Options("i", 3, lax.pmax), scale=1), ((X + 1) ** 3).max(0))
+        np.testing.assert_allclose(
+            outer(X + 1, Options("i", 3, lax.pmax), scale=1), ((X + 1) ** 3).max(0)
+        )
     assert len(traced) == before
     assert {(2, 3), (3, 1)} == set(traced)
 
@@ -383,7 +411,10 @@ def jax_mesh(context):
 def by_hand(placement, on):
     """``centre`` as a shard_map: local rows, and a mean over the mesh axes."""
     return jax.shard_map(
-        lambda v: v - lax.pmean(v.mean(0), placement), mesh=on, in_specs=P(placement), out_specs=P(placement)
+        lambda v: v - lax.pmean(v.mean(0), placement),
+        mesh=on,
+        in_specs=P(placement),
+        out_specs=P(placement),
     )
 
 
@@ -463,7 +494,12 @@ def test_gradients_have_the_types_of_what_they_are_gradients_of(context, spec):
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_carry_keeps_its_type(context):
     """lax.scan compares the types of carries, shardings included."""
-    smooth = xmap(lambda v: 0.5 * v + 0.5 * lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    smooth = xmap(
+        lambda v: 0.5 * v + 0.5 * lax.pmean(v, "i"),
+        ["i", ...],
+        ["i", ...],
+        axis_resources={"i": "x"},
+    )
     with jax.set_mesh(jax_mesh(context)):
         x = jax.device_put(X, P("x"))
         found, _ = jax.jit(lambda v: lax.scan(lambda c, _: (smooth(c), None), v, None, length=3))(x)
@@ -503,7 +539,10 @@ def test_placing_a_value_in_a_body_changes_no_result(name, spec, resources):
     """Each device of a split axis holds its part already; without resources it is JAX's affair."""
     with square() as m:
         fun = xmap(
-            lambda v: PLACING[name](v * 2, NamedSharding(m, spec)), ["i", ...], ["i", ...], axis_resources=resources
+            lambda v: PLACING[name](v * 2, NamedSharding(m, spec)),
+            ["i", ...],
+            ["i", ...],
+            axis_resources=resources,
         )
         np.testing.assert_allclose(fun(X), 2 * X)
         np.testing.assert_allclose(jax.grad(lambda x: fun(x).sum())(X), np.full_like(X, 2))
@@ -524,7 +563,10 @@ def test_errors_of_explicit_types_tell_which_axis_wants_resources():
         sharded = jax.device_put(np.ones((8, 8), np.float32), NamedSharding(m, P(None, "y")))
         layout = ["b", "k"]
         fun = lambda **kw: xmap(
-            lambda u: lax.ppermute(u, "k", [(k, (k + 1) % 8) for k in range(8)]), layout, layout, **kw
+            lambda u: lax.ppermute(u, "k", [(k, (k + 1) % 8) for k in range(8)]),
+            layout,
+            layout,
+            **kw,
         )
         with pytest.raises(Exception) as error:
             fun()(sharded)

@@ -69,11 +69,17 @@ def writes(v):
 
 # For each part what needs it, and what is said where it is off (None: it works as well, or gives nothing).
 USES = {
-    "recovery": (lambda: called(jax.device_put(X, jax.devices()[1])), "Received incompatible devices"),
+    "recovery": (
+        lambda: called(jax.device_put(X, jax.devices()[1])),
+        "Received incompatible devices",
+    ),
     "contexts": (lambda: called(X), None),
     "spmd": (lambda: called(X), None),
     "processes": (_jax.process_store, None),
-    "origins": (lambda: xmap(shape_of, ["i", ...], ["i", ...])(X), "named_shape cannot tell which named axes"),
+    "origins": (
+        lambda: xmap(shape_of, ["i", ...], ["i", ...])(X),
+        "named_shape cannot tell which named axes",
+    ),
     "frames": (lambda: _jax.user_frames(jax.make_jaxpr(jnp.sin)(1.0).eqns[0]), None),
     "references": (lambda: xmap(writes, ["i", ...], ["i", ...])(X), "reference"),
 }
@@ -103,12 +109,20 @@ GONE = "import sys, xmap_compat\nfor part in {parts}: sys.modules['xmap_compat._
 @pytest.mark.parametrize("switch", ["1", ""], ids=["switched off", "gone"])
 def test_without_any_part_values_gradients_and_programs_are_the_same(switch):
     """Each part that fails at import is off with one warning; none is said where the user has turned them off."""
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")]
+    paths = [
+        str(Path(__file__).parent),
+        str(Path(__file__).parents[1] / "helpers"),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     environment = {**os.environ, "XMAP_COMPAT_PUBLIC": switch, "PYTHONPATH": os.pathsep.join(paths)}
     code = ("" if switch else GONE.format(parts=[*nice.MISSING])) + OFF
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr
-    warned = re.findall(r"RuntimeWarning: This JAX has changed something private that .* part `(\w+)`", done.stderr)
+    warned = re.findall(
+        r"RuntimeWarning: This JAX has changed something private that .* part `(\w+)`", done.stderr
+    )
     assert sorted(warned) == ([] if switch else sorted(nice.MISSING))
     found, told = json.loads(done.stdout.splitlines()[-1])
     assert found == outcomes()
@@ -132,18 +146,26 @@ def run_changed(part, pattern, other):
     """Import a part whose source says something else."""
     source = inspect.getsource(importlib.import_module(f"xmap_compat._jax.nice.{part}"))
     assert re.search(pattern, source)
-    exec(compile(re.sub(pattern, other, source), part, "exec"), {"__name__": f"xmap_compat._jax.nice.{part}"})
+    exec(
+        compile(re.sub(pattern, other, source), part, "exec"),
+        {"__name__": f"xmap_compat._jax.nice.{part}"},
+    )
 
 
 # One process has no client; checks of checkify are looked for late.
 LATE = ("client.key_value_set", "client.key_value_dir_get", "jax._src.checkify.error_checks")
 
 
-@pytest.mark.parametrize(("part", "name"), [each for each in EXPECTED if each[0] and each[1] not in LATE])
+@pytest.mark.parametrize(
+    ("part", "name"), [each for each in EXPECTED if each[0] and each[1] not in LATE]
+)
 def test_a_private_name_that_is_gone_turns_its_part_off(part, name):
     """Where the part asks for another name, which no JAX has."""
     leaf = re.findall(r"\w+", name)[-1]
-    with pytest.raises((ImportError, AttributeError, LookupError), match=f"{leaf}_gone|JVPTracer has no attribute val"):
+    with pytest.raises(
+        (ImportError, AttributeError, LookupError),
+        match=f"{leaf}_gone|JVPTracer has no attribute val",
+    ):
         run_changed(part, rf"\b{leaf}\b", f"{leaf}_gone")
 
 
@@ -165,7 +187,9 @@ def test_a_private_thing_that_has_changed_turns_its_part_off(part, pattern, othe
 @ALL_PARTS
 def test_a_part_that_fails_is_off_with_a_warning_that_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "xmap_compat._jax.nice.frames", None)
-    with pytest.warns(RuntimeWarning, match="part `frames` needs .*. The part is off: no edits or lines"):
+    with pytest.warns(
+        RuntimeWarning, match="part `frames` needs .*. The part is off: no edits or lines"
+    ):
         assert nice.optional("frames", user_frames=len).user_frames is len
     monkeypatch.setenv("XMAP_COMPAT_PUBLIC", "1")
     with warnings.catch_warnings():

@@ -61,7 +61,11 @@ CASES = {
     "convert_element_type": (lambda x: x.astype(jnp.int32), [(5,)], floats),
     "reduce_precision": (lambda x: lax.reduce_precision(x, 5, 4), [(5,)], floats),
     "copy": (jnp.copy, [(5,)], floats),
-    "add_any": (lambda x, y: jax.grad(lambda t: jnp.sum(t * x) + jnp.sum(t * y))(jnp.ones(5)), [(5,), (5,)], floats),
+    "add_any": (
+        lambda x, y: jax.grad(lambda t: jnp.sum(t * x) + jnp.sum(t * y))(jnp.ones(5)),
+        [(5,), (5,)],
+        floats,
+    ),
     "select_n": (lambda x, y, z: lax.select_n(x > 0.5, y, z), [(5,), (5,), (5,)], floats),
     "select_n of scalars": (lambda x, y, z: lax.select_n(x > 0.5, y, z), [(), (), ()], floats),
     "select_n by a scalar": (lambda x, y, z: lax.select_n(x > 0.5, y, z), [(), (5,), (5,)], floats),
@@ -112,7 +116,11 @@ def by_nested_vmap(fun, args, specs, axes):
         for spec in specs:
             position = {n: k for k, n in spec.items()}
             gone = [k for k, n in spec.items() if n in outer]
-            in_axes.append(None if name not in position else position[name] - sum(k < position[name] for k in gone))
+            in_axes.append(
+                None
+                if name not in position
+                else position[name] - sum(k < position[name] for k in gone)
+            )
         fun = jax.vmap(fun, in_axes=in_axes, out_axes=0, axis_size=SIZES[name])
     return fun(*args)
 
@@ -126,7 +134,10 @@ def test_direct_rules_equal_nested_vmap(naming, rng):
         axes = sorted(set(itertools.chain.from_iterable(s.values() for s in specs[case])))
         out_axes[case] = [*axes, ...]
     mapped = xmap(
-        lambda args: {case: CASES[case][0](*args[case]) for case in CASES}, (specs,), out_axes, axis_sizes=SIZES
+        lambda args: {case: CASES[case][0](*args[case]) for case in CASES},
+        (specs,),
+        out_axes,
+        axis_sizes=SIZES,
     )
 
     def oracle(args):
@@ -136,7 +147,9 @@ def test_direct_rules_equal_nested_vmap(naming, rng):
     results, expected = jax.jit(lambda args: (mapped(args), oracle(args)))(args)
     for case in CASES:
         assert results[case].dtype == expected[case].dtype
-        np.testing.assert_allclose(results[case], expected[case], rtol=1e-5, atol=1e-6, err_msg=case)
+        np.testing.assert_allclose(
+            results[case], expected[case], rtol=1e-5, atol=1e-6, err_msg=case
+        )
 
 
 def test_every_direct_rule_has_a_case():
@@ -145,7 +158,9 @@ def test_every_direct_rule_has_a_case():
 
 # ------------------------------------------------------------ primitives of the user's
 
-units_p = Primitive("units")  # ones of the same shape, which its batching rule knows to be equal along every axis
+units_p = Primitive(
+    "units"
+)  # ones of the same shape, which its batching rule knows to be equal along every axis
 units_p.def_abstract_eval(lambda x: x)
 mlir.register_lowering(units_p, mlir.lower_fun(jnp.ones_like, multiple_results=False))
 batching.primitive_batchers[units_p] = lambda args, dims: (units_p.bind(args[0].sum(dims[0])), None)
@@ -154,7 +169,12 @@ batching.primitive_batchers[units_p] = lambda args, dims: (units_p.bind(args[0].
 @pytest.mark.parametrize("resources", [{}, {"b": "x"}, {"a": "y", "b": SerialLoop(2)}], ids=str)
 def test_a_batching_rule_may_give_a_result_without_the_axis(resources, mesh42):
     """Each element of the axis has the result all the same."""
-    fun = xmap(lambda v: lax.psum(units_p.bind(v), "a"), ["a", "b", ...], ["b", ...], axis_resources=resources)
+    fun = xmap(
+        lambda v: lax.psum(units_p.bind(v), "a"),
+        ["a", "b", ...],
+        ["b", ...],
+        axis_resources=resources,
+    )
     with mesh42:
         result = fun(np.ones((4, 8, 3), np.float32))
     np.testing.assert_array_equal(result, np.full((8, 3), 4, np.float32))
@@ -165,11 +185,20 @@ def largest_from(x, start):
     return lax.reduce(x, start, lambda a, b: jnp.maximum(a, b), (0,))
 
 
-@pytest.mark.parametrize("resources", [{}, {"a": "x"}, {"a": ("y", "x"), "b": SerialLoop(3)}, {"b": "x"}], ids=str)
-def test_an_operation_that_jax_does_not_map_is_computed_for_one_element_after_another(resources, rng, mesh42):
-    x, start = rng.normal(size=(8, 12, 5)).astype(np.float32), rng.normal(size=(12,)).astype(np.float32)
+@pytest.mark.parametrize(
+    "resources", [{}, {"a": "x"}, {"a": ("y", "x"), "b": SerialLoop(3)}, {"b": "x"}], ids=str
+)
+def test_an_operation_that_jax_does_not_map_is_computed_for_one_element_after_another(
+    resources, rng, mesh42
+):
+    x, start = (
+        rng.normal(size=(8, 12, 5)).astype(np.float32),
+        rng.normal(size=(12,)).astype(np.float32),
+    )
     with mesh42:
-        result = xmap(largest_from, (["a", "b", ...], ["b"]), ["b", "a"], axis_resources=resources)(x, start)
+        result = xmap(largest_from, (["a", "b", ...], ["b"]), ["b", "a"], axis_resources=resources)(
+            x, start
+        )
     np.testing.assert_array_equal(result, np.maximum(x.max(2), start).T)
 
 
@@ -178,8 +207,12 @@ def test_an_operation_that_jax_does_not_map_is_computed_for_one_element_after_an
 def test_updates_of_cholesky_factors(resources, factor, rng, mesh42):
     """JAX has no batching rule for them, and their lowering does not type-check among values that vary."""
     vectors = floats(rng, (16, 3))
-    factors = np.broadcast_to(2 * np.eye(3, dtype=np.float32), (16, 3, 3))[slice(None) if factor else 0]
-    updated = xmap(lax.linalg.cholesky_update, (factor, ["a", ...]), ["a", ...], axis_resources=resources)
+    factors = np.broadcast_to(2 * np.eye(3, dtype=np.float32), (16, 3, 3))[
+        slice(None) if factor else 0
+    ]
+    updated = xmap(
+        lax.linalg.cholesky_update, (factor, ["a", ...]), ["a", ...], axis_resources=resources
+    )
     with mesh42:
         found = updated(factors, vectors)
     expected = [np.linalg.cholesky(4 * np.eye(3) + np.outer(v, v)).T for v in vectors]
@@ -199,8 +232,13 @@ def _hides_a_name_rule(axis_size, in_batched, x):
 def test_operations_that_name_axes_are_refused_in_words(mesh42):
     doubled = Primitive("doubled_total")
     doubled.def_abstract_eval(lambda x, *, axis_name: x)
-    refused = {"doubled_total": lambda v: doubled.bind(v, axis_name="a"), "custom_vmap_call": lambda v: hides_a_name(v)}
-    for (operation, body), resources in itertools.product(refused.items(), [{}, {"a": "x"}, {"a": SerialLoop(2)}]):
+    refused = {
+        "doubled_total": lambda v: doubled.bind(v, axis_name="a"),
+        "custom_vmap_call": lambda v: hides_a_name(v),
+    }
+    for (operation, body), resources in itertools.product(
+        refused.items(), [{}, {"a": "x"}, {"a": SerialLoop(2)}]
+    ):
         message = f"does not know the operation `{operation}`, which uses the named axes `a` at .*test_primitives.py"
         with mesh42, pytest.raises(NotImplementedError, match=message):
             xmap(body, ["a"], {}, axis_resources=resources)(np.ones(4, np.float32))
@@ -238,7 +276,9 @@ def test_gradients_of_sparse_products(resources, rng, mesh42):
     loss = lambda mapped: lambda *args: jnp.sum(jnp.cos(mapped(*args)))
     expected = jax.grad(loss(jax.vmap(dense_product, (0, None))), (0, 1))(rows, entries)
     mapped = xmap(sparse_product, (["a", ...], {}), ["a", ...], axis_resources=resources)
-    slopes = lambda row, entries: jax.grad(lambda *args: jnp.sum(jnp.cos(sparse_product(*args))))(row, entries)
+    slopes = lambda row, entries: jax.grad(lambda *args: jnp.sum(jnp.cos(sparse_product(*args))))(
+        row, entries
+    )
     with mesh42:
         result = jax.grad(loss(mapped), (0, 1))(rows, entries)
         inside = xmap(slopes, (["a", ...], {}), ["a", ...], axis_resources=resources)(rows, entries)

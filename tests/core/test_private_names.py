@@ -36,8 +36,14 @@ from xmap_compat._jax.version import VERSION, parse_version
 
 # name: (the releases that have it: "0.9 on", or "0.9 to 0.12" for one that is gone; what breaks without it)
 NEEDED = {
-    "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 on", "jnp.sum(x, axis='ij') reads i and j"),
-    "jax._src.mesh.get_concrete_mesh": ("0.9 on", "under jit, the mesh of jax.set_mesh has no devices"),
+    "jax._src.numpy.reductions._ensure_optional_axes": (
+        "0.9 on",
+        "jnp.sum(x, axis='ij') reads i and j",
+    ),
+    "jax._src.mesh.get_concrete_mesh": (
+        "0.9 on",
+        "under jit, the mesh of jax.set_mesh has no devices",
+    ),
     "axis_data.name": ("0.9 on", "collectives of a vmap inside a body"),
 }
 
@@ -117,7 +123,18 @@ PARAMETERS_OF = {
 # ------------------------------------------------------------------------- reading sources
 
 PUBLIC = [
-    *(jax, jax.numpy, jax.lax, jax.sharding, jax.core, jax.tree, jax.random, jax.dtypes, jax.errors, jax.ref),
+    *(
+        jax,
+        jax.numpy,
+        jax.lax,
+        jax.sharding,
+        jax.core,
+        jax.tree,
+        jax.random,
+        jax.dtypes,
+        jax.errors,
+        jax.ref,
+    ),
     jax.tree_util,
     *(
         jex_core,
@@ -130,9 +147,27 @@ PUBLIC = [
         jax.custom_derivatives,
         jax.custom_batching,
     ),
-    *(jax.core.Tracer, jex_core.Jaxpr, jex_core.ClosedJaxpr, jex_core.JaxprEqn, jex_core.Var, jex_core.Literal),
-    *(jex_core.Primitive, jax.core.ShapedArray, jex_source_info.SourceInfo, ad.Zero, jax.tree_util.PyTreeDef),
-    *(jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.NamedSharding, linear_util.WrappedFun),
+    *(
+        jax.core.Tracer,
+        jex_core.Jaxpr,
+        jex_core.ClosedJaxpr,
+        jex_core.JaxprEqn,
+        jex_core.Var,
+        jex_core.Literal,
+    ),
+    *(
+        jex_core.Primitive,
+        jax.core.ShapedArray,
+        jex_source_info.SourceInfo,
+        ad.Zero,
+        jax.tree_util.PyTreeDef,
+    ),
+    *(
+        jax.sharding.Mesh,
+        jax.sharding.AbstractMesh,
+        jax.sharding.NamedSharding,
+        linear_util.WrappedFun,
+    ),
     *(jax.sharding.AxisType, type(jax.config), getattr(hijax, "HiPrim", jax.Array)),
 ]
 LIBRARIES = re.findall(
@@ -143,7 +178,20 @@ LIBRARIES = re.findall(
     """,
 )
 PYTHON = [
-    *(object, dict, list, tuple, str, set, np, np.ndarray, property, ImportError, types.CellType, staticmethod),
+    *(
+        object,
+        dict,
+        list,
+        tuple,
+        str,
+        set,
+        np,
+        np.ndarray,
+        property,
+        ImportError,
+        types.CellType,
+        staticmethod,
+    ),
     *(types.FunctionType, types.CodeType, types.FrameType, types.TracebackType, types.ModuleType),
     *(
         inspect.Parameter,
@@ -166,7 +214,9 @@ OF_FIELDS = re.findall(
 )
 # The contexts of lowerings: their fields are in no `dir`.
 CONTEXTS = (mlir.LoweringRuleContext, mlir.ModuleContext, mlir.ShardingContext)
-KNOWN = {name for thing in [*PUBLIC, *PYTHON] for name in dir(thing) if not is_private(name)} | {*OF_FIELDS}
+KNOWN = {name for thing in [*PUBLIC, *PYTHON] for name in dir(thing) if not is_private(name)} | {
+    *OF_FIELDS
+}
 KNOWN |= {name for context in CONTEXTS for name in inspect.get_annotations(context)}
 OWN = {name for source in SOURCES.values() for name in names_defined_in(ast.parse(source))} | {
     node.target.id
@@ -176,13 +226,17 @@ OWN = {name for source in SOURCES.values() for name in names_defined_in(ast.pars
 }
 
 
-LISTED = {name.rpartition(".")[2] for names in (NEEDED, *NICE.values()) for name in names}  # found by their owners
+LISTED = {
+    name.rpartition(".")[2] for names in (NEEDED, *NICE.values()) for name in names
+}  # found by their owners
 
 
 def of_jax(path):
     """Whether a dotted name is one of JAX that no one promises."""
     parts = path.split(".")
-    return parts[0] in ("jax", "jaxlib") and any(is_private(p) or p.endswith("DO_NOT_USE") for p in parts)
+    return parts[0] in ("jax", "jaxlib") and any(
+        is_private(p) or p.endswith("DO_NOT_USE") for p in parts
+    )
 
 
 def is_module(path):
@@ -228,7 +282,11 @@ def private_things_of(tree, names, objects):
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield from attribute_of_jax(node, path_of(node, names), objects)
-        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in objects:
+        elif (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in objects
+        ):
             yield ast.unparse(node)
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
             of, name = node.args[0], node.args[1]
@@ -236,7 +294,11 @@ def private_things_of(tree, names, objects):
                 yield f"{of.id}.{name.value}"
         elif isinstance(node, ast.Compare):
             words = ast.unparse(node)
-            texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            texts = [
+                n.value
+                for n in ast.walk(node)
+                if isinstance(n, ast.Constant) and isinstance(n.value, str)
+            ]
             yield from (f"text {text!r}" for text in texts if "str(error)" in words)
             yield from (f"class {text}" for text in texts if "kind" in words or "__name__" in words)
 
@@ -254,7 +316,10 @@ def attribute_of_jax(node, path, objects):
         yield f"?.{node.attr}"
 
 
-FOUND = {name: set(private_things(source, PRIVATE_OBJECTS.get(name, {}))) for name, source in FENCE.items()}
+FOUND = {
+    name: set(private_things(source, PRIVATE_OBJECTS.get(name, {})))
+    for name, source in FENCE.items()
+}
 
 
 def listed(part):
@@ -271,7 +336,9 @@ def is_of_this_jax(releases):
     return parse_version(first) <= VERSION and VERSION[: len(last)] <= last
 
 
-EXPECTED = {("", name): breaks for name, (releases, breaks) in NEEDED.items() if is_of_this_jax(releases)} | {
+EXPECTED = {
+    ("", name): breaks for name, (releases, breaks) in NEEDED.items() if is_of_this_jax(releases)
+} | {
     (part, name): nice.MISSING[part]
     for part in NICE
     for name in sorted(listed(part))
@@ -315,9 +382,13 @@ def has(name):
     """Whether this JAX has a name of the list."""
     parts, gone = re.findall(r"\w+", name), object()
     at = next((k for k in range(len(parts) - 1, 0, -1) if is_module(".".join(parts[:k]))), 1)
-    things = [importlib.import_module(".".join(parts[:at]))] if of_jax(name) else holders()[parts[0]]
+    things = (
+        [importlib.import_module(".".join(parts[:at]))] if of_jax(name) else holders()[parts[0]]
+    )
     for part in parts[at:]:
-        things = [t.get(part, gone) if isinstance(t, dict) else getattr(t, part, gone) for t in things]
+        things = [
+            t.get(part, gone) if isinstance(t, dict) else getattr(t, part, gone) for t in things
+        ]
         things = [t for t in things if t is not gone]
     return bool(things)
 
@@ -326,7 +397,9 @@ def has(name):
 
 
 def test_each_private_name_is_on_the_list():
-    needed = set().union(*(found for name, found in FOUND.items() if not name.startswith("_jax.nice")))
+    needed = set().union(
+        *(found for name, found in FOUND.items() if not name.startswith("_jax.nice"))
+    )
     assert needed == set(NEEDED)
 
 
@@ -338,12 +411,16 @@ def test_each_private_name_of_a_part_is_on_its_list(part):
 @pytest.mark.parametrize(("part", "name"), EXPECTED)
 def test_this_jax_has_each_listed_name(part, name):
     """The first thing to run with a new JAX: it lists all that is gone."""
-    assert has(name), f"jax {jax.__version__} has no {name} any more. Without it: {EXPECTED[part, name]}"
+    assert has(name), (
+        f"jax {jax.__version__} has no {name} any more. Without it: {EXPECTED[part, name]}"
+    )
 
 
 def test_the_error_of_an_import_says_which_needed_name_is_gone():
     home, _, name = next(
-        n for part, n in EXPECTED if not part and n.startswith(("jax._src.numpy", "jax._src.mesh")) and has(n)
+        n
+        for part, n in EXPECTED
+        if not part and n.startswith(("jax._src.numpy", "jax._src.mesh")) and has(n)
     ).rpartition(".")
     code = f"import {home} as home; del home.{name}; from xmap_compat import xmap"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -353,10 +430,15 @@ def test_the_error_of_an_import_says_which_needed_name_is_gone():
 
 
 def test_the_list_gets_no_longer():
-    needed, *nice_ones = [[releases for releases, _ in NEEDED.values()], *(part.values() for part in NICE.values())]
+    needed, *nice_ones = [
+        [releases for releases, _ in NEEDED.values()],
+        *(part.values() for part in NICE.values()),
+    ]
     still = [sum(releases.endswith(" on") for releases in part) for part in (needed, *nice_ones)]
     assert (still[0], sum(still)) == (MOST_NEEDED, MOST)
-    assert f"{MOST - MOST_NEEDED} of the {MOST} that" in (ROOT / "docs" / "questions.md").read_text()
+    assert (
+        f"{MOST - MOST_NEEDED} of the {MOST} that" in (ROOT / "docs" / "questions.md").read_text()
+    )
     assert set(NICE) == set(nice.MISSING)
 
 
@@ -375,23 +457,42 @@ def is_search(node):
 
 
 def test_what_reads_the_texts_of_errors_is_listed():
-    assert {name: n for name, source in SOURCES.items() if (n := questions_to_texts(source))} == TEXTS
+    assert {
+        name: n for name, source in SOURCES.items() if (n := questions_to_texts(source))
+    } == TEXTS
 
 
 def test_the_fence_around_texts_holds():
-    assert questions_to_texts("if 'a' in str(error) or re.search('b', str(error)) or 'c' in f'{error}': pass") == 3
+    assert (
+        questions_to_texts(
+            "if 'a' in str(error) or re.search('b', str(error)) or 'c' in f'{error}': pass"
+        )
+        == 3
+    )
     assert questions_to_texts("print(str(error))") == 0
 
 
 def test_the_parameters_of_equations_that_are_read_are_listed():
-    source = "\n".join(text for name, text in FENCE.items() if not name.startswith("_jax.nice")).replace(
-        "from __future__ import annotations", ""
-    )
+    source = "\n".join(
+        text for name, text in FENCE.items() if not name.startswith("_jax.nice")
+    ).replace("from __future__ import annotations", "")
     found = set()
     for node in ast.walk(ast.parse(source)):
-        holder = node.value if isinstance(node, ast.Subscript) else getattr(getattr(node, "func", None), "value", None)
-        if isinstance(holder, ast.Name | ast.Attribute) and ast.unparse(holder) in ("params", "eqn.params", "bound"):
-            found |= {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        holder = (
+            node.value
+            if isinstance(node, ast.Subscript)
+            else getattr(getattr(node, "func", None), "value", None)
+        )
+        if isinstance(holder, ast.Name | ast.Attribute) and ast.unparse(holder) in (
+            "params",
+            "eqn.params",
+            "bound",
+        ):
+            found |= {
+                n.value
+                for n in ast.walk(node)
+                if isinstance(n, ast.Constant) and isinstance(n.value, str)
+            }
     assert found - {"call_hi_primitive", "axes"} == set(PARAMETERS)
 
 
@@ -417,7 +518,10 @@ def structured_program(x):
 def test_equations_of_this_jax_have_each_listed_parameter():
     program = jax.make_jaxpr(structured_program, axis_env=[("i", 1)])(1.0)
     found = {name for eqn, _ in _jax.walk(program) for name in eqn.params}
-    made_elsewhere = {"_prim", "subfuns"}  # by hijax (its classes have no equation in some releases), and by `bind`
+    made_elsewhere = {
+        "_prim",
+        "subfuns",
+    }  # by hijax (its classes have no equation in some releases), and by `bind`
     expected = {name for name in PARAMETERS if is_of_this_jax(PARAMETERS_OF.get(name, "0.9 on"))}
     gone = sorted(expected - made_elsewhere - found)
     assert not gone, f"no equation of jax {jax.__version__} has {gone} any more"
@@ -430,7 +534,10 @@ def test_equations_of_this_jax_have_each_listed_parameter():
         ("from jax._src.core import a", {"jax._src.core.a"}),
         ("from jax.extend import core\ncore.f_DO_NOT_USE()", {"jax.extend.core.f_DO_NOT_USE"}),
         ("def f(tracer):\n    return tracer.unheard_of", {"?.unheard_of"}),
-        ("def f(held):\n    return held.x + getattr(held, 'y') + held['z']", {"held.x", "held.y", "held['z']"}),
+        (
+            "def f(held):\n    return held.x + getattr(held, 'y') + held['z']",
+            {"held.x", "held.y", "held['z']"},
+        ),
         ("'some text' in str(error)", {"text 'some text'"}),
         ("type(x).__name__ == 'Thing'", {"class Thing"}),
         ("y = held.x if V else held.w\ny.z", {"held.x", "held.w", "held.x.z", "held.w.z"}),

@@ -46,7 +46,13 @@ ASSIGNMENTS = (
     {"a": "y", "b": SerialLoop(2)},
     {"a": ("x", SerialLoop(2))},
 )
-TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1, "float8_e4m3fn": 0.1, "float8_e5m2": 0.2}
+TOLERANCE = {
+    "float32": 1e-4,
+    "float16": 2e-2,
+    "bfloat16": 1e-1,
+    "float8_e4m3fn": 0.1,
+    "float8_e5m2": 0.2,
+}
 
 
 def seeds(few, more):
@@ -64,7 +70,9 @@ def drawn_names(rng):
 def arguments(rng, dtype, w_names, key_names, implementation):
     lead = lambda names: tuple(SIZES[n] for n in names)
     v = rng.normal(size=(4, 2, 3))
-    w = rng.choice([-1, 1], size=(*lead(w_names), 3)) * rng.uniform(0.5, 1.2, size=(*lead(w_names), 3))
+    w = rng.choice([-1, 1], size=(*lead(w_names), 3)) * rng.uniform(
+        0.5, 1.2, size=(*lead(w_names), 3)
+    )
     key = jax.random.key(int(rng.integers(99)), impl=implementation)
     keys = jax.random.split(key, lead(key_names)) if key_names else key
     return jnp.asarray(v, dtype), jnp.asarray(w, dtype), keys
@@ -77,7 +85,9 @@ def xmapped(f, names, resources):
 
 def vmapped(f, names):
     for axis in "ba":
-        f = jax.vmap(f, [0 if axis in n else None for n in names], axis_name=axis, axis_size=SIZES[axis])
+        f = jax.vmap(
+            f, [0 if axis in n else None for n in names], axis_name=axis, axis_size=SIZES[axis]
+        )
     return f
 
 
@@ -111,7 +121,11 @@ def uses_of(words, rng):
     others contribute to its collectives as well.
     """
     kept = set.intersection(*map(modes, chains_of(words)))
-    derivatives = [use for use in (reverse, forward) if use.__name__ in kept and not communicates_in_branches(words)]
+    derivatives = [
+        use
+        for use in (reverse, forward)
+        if use.__name__ in kept and not communicates_in_branches(words)
+    ]
     return [value, *(derivatives[int(rng.integers(len(derivatives)))] for _ in derivatives[:1])]
 
 
@@ -127,19 +141,27 @@ def assert_near(got, want, tolerance):
 def check(rng, words, dtype="float32", implementation="threefry2x32", oracle=vmapped, uses=None):
     names = ("ab", drawn_names(rng), drawn_names(rng))
     args = arguments(rng, dtype, *names[1:], implementation)
-    fits = [r for r in ASSIGNMENTS if not any(n in mentioned(words) and "Loop" in repr(r[n]) for n in r)]
+    fits = [
+        r for r in ASSIGNMENTS if not any(n in mentioned(words) and "Loop" in repr(r[n]) for n in r)
+    ]
     resources = fits[rng.integers(len(fits))]
-    print(f"body({words!r}), {dtype}, {implementation}, in_axes {names}, axis_resources {resources}")
+    print(
+        f"body({words!r}), {dtype}, {implementation}, in_axes {names}, axis_resources {resources}"
+    )
     # JAX (to 0.12) does not map every derivative of a custom_vmap.
     f = body(words)
-    reference = body(words.replace("custom_batched ", "").replace("shared ", "shared_without_rule "))
+    reference = body(
+        words.replace("custom_batched ", "").replace("shared ", "shared_without_rule ")
+    )
     for use in uses or uses_of(words, rng):
         try:
             want = jax.jit(lambda *args, use=use: use(oracle(reference, names), *args))(*args)
         except (NameError, NotImplementedError, TypeError) as error:
             # vmap has forgotten its axis where JAX traces a rule inside of a rule; a switch that is mapped in the rule
             # of a custom_jvp has no derivative, nor a mapped solver whose operator is a constant in part (to 0.12).
-            of_jax = "ad_util.Zero" if use is value else "ad_util.Zero|unbound axis name|'stop_gradient'"
+            of_jax = (
+                "ad_util.Zero" if use is value else "ad_util.Zero|unbound axis name|'stop_gradient'"
+            )
             assert re.search(of_jax, str(error))
             continue
         with Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y")):
@@ -156,10 +178,26 @@ def test_structures(seed):
 @seeds(3, 60)
 def test_branches_that_are_not_differentiable_where_they_are_not_taken(seed):
     rng = np.random.default_rng([5, seed])
-    rules = {"custom_jvp", "custom_vjp", "scan", "counted", "cond", "switch", "jit", "remat", "vmapped", "gradient"}
+    rules = {
+        "custom_jvp",
+        "custom_vjp",
+        "scan",
+        "counted",
+        "cond",
+        "switch",
+        "jit",
+        "remat",
+        "vmapped",
+        "gradient",
+    }
     words = f"guarded {draw(rng, ELEMENTWISE, rules).split(';')[0]}"
     # JAX's own vmap loses custom_vjp rules under a vmap in a branch: test_jax_bugs.py.
-    check(rng, words, oracle=looped, uses=[value, forward if modes(words.split()) == {"forward"} else reverse])
+    check(
+        rng,
+        words,
+        oracle=looped,
+        uses=[value, forward if modes(words.split()) == {"forward"} else reverse],
+    )
 
 
 @seeds(3, 40)
@@ -186,7 +224,17 @@ def test_random_numbers(seed):
 @seeds(3, 40)
 def test_operations_that_jax_does_not_map(seed):
     rng = np.random.default_rng([7, seed])
-    wrappers = {"scan", "counted", "loop", "cond", "switch", "jit", "remat", "custom_jvp", "custom_vjp"}
+    wrappers = {
+        "scan",
+        "counted",
+        "loop",
+        "cond",
+        "switch",
+        "jit",
+        "remat",
+        "custom_jvp",
+        "custom_vjp",
+    }
     check(rng, draw(rng, UNMAPPED, wrappers), oracle=looped, uses=[value])
 
 
@@ -194,7 +242,11 @@ def test_operations_that_jax_does_not_map(seed):
 def test_narrow_floats(seed):
     rng = np.random.default_rng([3, seed])
     dtype = ["float16", "bfloat16"][seed % 2]
-    check(rng, draw(rng, ELEMENTWISE | COLLECTIVE | RANDOM, sorted(set(WRAPPERS) - {"gradient"})), dtype)
+    check(
+        rng,
+        draw(rng, ELEMENTWISE | COLLECTIVE | RANDOM, sorted(set(WRAPPERS) - {"gradient"})),
+        dtype,
+    )
 
 
 @seeds(2, 30)

@@ -51,7 +51,10 @@ def differences(got, want):
     """The largest difference of each result, on the scale of the result."""
     assert [np.shape(g) for g in got] == [np.shape(w) for w in want]
     scale = lambda w: 1 + np.max(np.abs(w), initial=0)
-    return [np.max(np.abs(np.asarray(g) - np.asarray(w)), initial=0) / scale(w) for g, w in zip(got, want)]
+    return [
+        np.max(np.abs(np.asarray(g) - np.asarray(w)), initial=0) / scale(w)
+        for g, w in zip(got, want)
+    ]
 
 
 def assert_near(got, want, tolerance, perturbed):
@@ -62,8 +65,14 @@ def assert_near(got, want, tolerance, perturbed):
     """
     if all(np.isfinite(d) and d <= tolerance for d in differences(got, want)):
         return
-    unstable = any(max(differences(perturbed(1 + k), want)) > tolerance / 4 for k in (1e-6, -1e-6, 3e-6))
-    assert unstable or not all(np.isfinite(w).all() for w in want), (differences(got, want), got, want)
+    unstable = any(
+        max(differences(perturbed(1 + k), want)) > tolerance / 4 for k in (1e-6, -1e-6, 3e-6)
+    )
+    assert unstable or not all(np.isfinite(w).all() for w in want), (
+        differences(got, want),
+        got,
+        want,
+    )
 
 
 def scaled(program, factor):
@@ -90,7 +99,10 @@ def batched(function, arrays):
 def scanned(function, arrays):
     """In the second turn of a scan, and in a branch."""
     pairs = [np.stack([a * 0, a]) for a in arrays]
-    body = lambda carry, rows: (None, jax.lax.cond(True, lambda rs: function(*rs), lambda rs: function(*rs), rows))
+    body = lambda carry, rows: (
+        None,
+        jax.lax.cond(True, lambda rs: function(*rs), lambda rs: function(*rs), rows),
+    )
     return [r[1] for r in jax.lax.scan(body, None, pairs)[1]]
 
 
@@ -124,8 +136,14 @@ def check_captured(data):
     mesh = jax.sharding.Mesh(devices, names, axis_types=(kind,) * len(names))
 
     def place(array):
-        dims = [d for d, size in enumerate(array.shape) if size % shape[0] == 0 and data.draw(st.booleans())][:1]
-        spec = jax.sharding.PartitionSpec(*(names[0] if d in dims else None for d in range(array.ndim)))
+        dims = [
+            d
+            for d, size in enumerate(array.shape)
+            if size % shape[0] == 0 and data.draw(st.booleans())
+        ][:1]
+        spec = jax.sharding.PartitionSpec(
+            *(names[0] if d in dims else None for d in range(array.ndim))
+        )
         return jax.device_put(array, jax.sharding.NamedSharding(mesh, spec))
 
     captured = {k: place(arrays[k]) for k, leaf in enumerate(program.args) if not leaf.var.names}
@@ -139,7 +157,9 @@ def check_captured(data):
         assert told and kind == jax.sharding.AxisType.Explicit
         return
     model = program.modelled()
-    assert_near(got, model(*arrays), VALUE_TOLERANCE, lambda factor: model(*scaled(program, factor)))
+    assert_near(
+        got, model(*arrays), VALUE_TOLERANCE, lambda factor: model(*scaled(program, factor))
+    )
 
 
 # -------------------------------------------------------------------------- derivatives
@@ -150,14 +170,20 @@ def functional(program, function):
     arrays = program.arrays()
     places = [k for k, a in enumerate(arrays) if a.dtype == np.float32]
     rng = np.random.default_rng(program.seed)
-    weights = [rng.normal(size=leaf.shape(program.sizes)).astype(np.float32) for leaf in program.results]
+    weights = [
+        rng.normal(size=leaf.shape(program.sizes)).astype(np.float32) for leaf in program.results
+    ]
 
     def loss(*floats):
         full = list(arrays)
         for k, value in zip(places, floats):
             full[k] = value
         results = function(*full)
-        kept = [jnp.sum(w * r) for w, r, leaf in zip(weights, results, program.results) if leaf.var.kind == "float"]
+        kept = [
+            jnp.sum(w * r)
+            for w, r, leaf in zip(weights, results, program.results)
+            if leaf.var.kind == "float"
+        ]
         return sum(kept, jnp.float32(0))
 
     return loss, [arrays[k] for k in places]
@@ -184,7 +210,12 @@ def check_derivative(data, program, derivative):
     floats = functional(program, None)[1]
     reference = jax.jit(modelled)
     want = reference(floats)
-    assert_near(got, want, GRADIENT_TOLERANCE, lambda factor: reference([f * np.float32(factor) for f in floats]))
+    assert_near(
+        got,
+        want,
+        GRADIENT_TOLERANCE,
+        lambda factor: reference([f * np.float32(factor) for f in floats]),
+    )
 
 
 def check_reverse_mode(data):

@@ -50,7 +50,8 @@ assert_close = functools.partial(comparing.assert_close, atol=1e-4)
 def weighted_sum(tree):
     """A loss whose cotangents differ from element to element."""
     return sum(
-        jnp.sum(jnp.sin(leaf) * (1 + jnp.arange(leaf.size).reshape(leaf.shape))) for leaf in jax.tree.leaves(tree)
+        jnp.sum(jnp.sin(leaf) * (1 + jnp.arange(leaf.size).reshape(leaf.shape)))
+        for leaf in jax.tree.leaves(tree)
     )
 
 
@@ -62,7 +63,9 @@ def gradient(f, argnums=0):
 
 
 @over_all
-@pytest.mark.parametrize("derivative", [gradient, lambda f: jax.grad(lambda x: gradient(f)(x).sum())], ids=["1", "2"])
+@pytest.mark.parametrize(
+    "derivative", [gradient, lambda f: jax.grad(lambda x: gradient(f)(x).sum())], ids=["1", "2"]
+)
 def test_a_branch_that_is_not_taken_has_no_gradient(mesh42, resources, derivative):
     """sqrt has no derivative at the elements that take the other branch."""
     x = np.array([4, -1, 2, -3, 1, 9, 3, -2], np.float32)
@@ -86,7 +89,9 @@ def test_collectives_in_branches_count_the_elements_of_other_branches(mesh42, re
     rotation = [(i, (i + 1) % N) for i in range(N)]
 
     def named(v):
-        return lax.cond(v.sum() > 0, lambda: v * lax.pmean(v, "a"), lambda: lax.ppermute(v, "a", rotation))
+        return lax.cond(
+            v.sum() > 0, lambda: v * lax.pmean(v, "a"), lambda: lax.ppermute(v, "a", rotation)
+        )
 
     def positional(x):
         return jnp.where(x.sum(1, keepdims=True) > 0, x * x.mean(0), jnp.roll(x, 1, 0))
@@ -111,7 +116,9 @@ EXTREMES = {
 
 
 @over_placements
-@pytest.mark.parametrize("x", [NOT_A_NUMBER, -NOT_A_NUMBER, NOT_A_NUMBER[::-1]], ids=["nan", "negative", "reversed"])
+@pytest.mark.parametrize(
+    "x", [NOT_A_NUMBER, -NOT_A_NUMBER, NOT_A_NUMBER[::-1]], ids=["nan", "negative", "reversed"]
+)
 @pytest.mark.parametrize("named, positional", EXTREMES.values(), ids=EXTREMES)
 def test_extremes_keep_nan(mesh42, resources, x, named, positional):
     with mesh42:
@@ -124,8 +131,16 @@ def test_extremes_keep_nan(mesh42, resources, x, named, positional):
 
 KEY_EXCHANGES = {
     "all_gather": (lambda k: lax.all_gather(k, "a"), [...], lambda keys: keys),
-    "ppermute": (lambda k: lax.ppermute(k, "a", [(i, (i + 1) % N) for i in range(N)]), ["a"], lambda k: jnp.roll(k, 1)),
-    "pshuffle": (lambda k: lax.pshuffle(k, "a", list(range(N))[::-1]), ["a"], lambda keys: keys[::-1]),
+    "ppermute": (
+        lambda k: lax.ppermute(k, "a", [(i, (i + 1) % N) for i in range(N)]),
+        ["a"],
+        lambda k: jnp.roll(k, 1),
+    ),
+    "pshuffle": (
+        lambda k: lax.pshuffle(k, "a", list(range(N))[::-1]),
+        ["a"],
+        lambda keys: keys[::-1],
+    ),
     "all_to_all": (
         lambda k: lax.all_to_all(jax.random.split(k, N), "a", 0, 0),
         ["a", ...],
@@ -171,7 +186,9 @@ def test_collectives_of_literals(mesh42, resources, named, expected):
 @over_placements
 def test_a_permutation_of_some_elements_gives_zeros_to_the_others(mesh42, resources):
     """As in ``shard_map``, where ``lax.pshuffle`` does not know how many elements the axis has."""
-    f = xmap(lambda v: lax.pshuffle(v, "a", [1, 0]), ["a", ...], ["a", ...], axis_resources=resources)
+    f = xmap(
+        lambda v: lax.pshuffle(v, "a", [1, 0]), ["a", ...], ["a", ...], axis_resources=resources
+    )
     x = numbers(N, 3)
     with mesh42:
         assert_close(f(x), np.concatenate([x[[1, 0]], np.zeros_like(x[2:])]))
@@ -185,7 +202,9 @@ def test_of_empty_arguments_there_may_be_full_results(mesh42, resources, shape):
     f = xmap(body, ["a", ...], ([...], ["a"], [], ["a", ...]), axis_resources=resources)
     with mesh42:
         results = f(np.ones(shape, np.float32))
-    assert_close(results, (np.arange(5), np.ones(shape[0]), np.zeros(()), np.full((shape[0], 2), 3)))
+    assert_close(
+        results, (np.arange(5), np.ones(shape[0]), np.zeros(()), np.full((shape[0], 2), 3))
+    )
 
 
 def test_a_repeated_call_is_evaluated_for_the_names_that_its_evaluator_knows():
@@ -194,7 +213,8 @@ def test_a_repeated_call_is_evaluated_for_the_names_that_its_evaluator_knows():
     calls = RepeatedCalls(jaxpr)
     view = DeviceView({"a": Placement("a", N)})
     body, again, rule = (
-        Evaluator(known, None, None, calls, {}) for known in (view, view, DeviceView({**view.placements}))
+        Evaluator(known, None, None, calls, {})
+        for known in (view, view, DeviceView({**view.placements}))
     )
     assert calls.function(body, jaxpr, "f") is calls.function(again, jaxpr, "f")
     assert calls.function(body, jaxpr, "f") is not calls.function(rule, jaxpr, "f")
@@ -204,7 +224,9 @@ def test_messages_name_the_function_of_the_user():
     def chooses(v):
         return v if v.sum() > 0 else -v
 
-    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"function chooses at .*test_regressions.py"):
+    with pytest.raises(
+        jax.errors.TracerBoolConversionError, match=r"function chooses at .*test_regressions.py"
+    ):
         xmap(chooses, ["a", ...], ["a", ...])(numbers(N, 3))
 
 
@@ -256,11 +278,18 @@ def test_inside_shard_map_its_axes_are_reached(mesh42, resources):
     x = numbers(N, 4)
 
     def on_device(x):
-        f = xmap(lambda v: lax.psum(v, "x") + lax.psum(v, "a"), ["a", ...], ["a", ...], axis_resources=resources)
+        f = xmap(
+            lambda v: lax.psum(v, "x") + lax.psum(v, "a"),
+            ["a", ...],
+            ["a", ...],
+            axis_resources=resources,
+        )
         return f(x)
 
     with mesh42:
-        f = jax.shard_map(on_device, mesh=user_mesh(), in_specs=P(None, "x"), out_specs=P(None, "x"))
+        f = jax.shard_map(
+            on_device, mesh=user_mesh(), in_specs=P(None, "x"), out_specs=P(None, "x")
+        )
         assert_close(f(x), x.sum(1, keepdims=True) + x.sum(0))
 
 
@@ -276,7 +305,9 @@ def test_a_nested_call_reaches_an_outer_axis_with_the_name_of_a_mesh_axis():
     assert_close(actual, x.sum((0, 1)) + np.arange(N, dtype=np.float32)[:, None])
 
 
-@pytest.mark.parametrize("named", [lambda v: v + lax.axis_index("v"), lambda v: lax.psum(v, ("a", "v"))])
+@pytest.mark.parametrize(
+    "named", [lambda v: v + lax.axis_index("v"), lambda v: lax.psum(v, ("a", "v"))]
+)
 def test_the_axis_of_a_vmap_around_is_reached_or_refused(mesh42, named):
     x = numbers(N, 4, 3)
     positional = [x + np.arange(4.0)[None, :, None], np.broadcast_to(x.sum((0, 1)), x.shape)]
@@ -296,7 +327,9 @@ sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (7 * ct * jnp.cos(x),), opt
 
 
 @over_all
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint, jax.jit], ids=["plain", "checkpoint", "jit"])
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.checkpoint, jax.jit], ids=["plain", "checkpoint", "jit"]
+)
 def test_custom_rules_that_optimize_rematerialization(mesh42, resources, wrap):
     x = numbers(N, 3)
     with mesh42:
@@ -315,7 +348,9 @@ def trapezoid(v):
 def test_the_rule_of_an_integrator(mesh42, resources):
     x, w = numbers(N, 3), numbers(3)
     with mesh42:
-        f = xmap(lambda v, w: trapezoid(v) * w, (["a", ...], {}), ["a", ...], axis_resources=resources)
+        f = xmap(
+            lambda v, w: trapezoid(v) * w, (["a", ...], {}), ["a", ...], axis_resources=resources
+        )
         actual = jax.grad(lambda x, w: f(x, w).sum(), (0, 1))(x, w)
     decay = np.exp(np.float32(-0.5))
     assert_close(actual, (np.broadcast_to(decay * w, x.shape), decay * x.sum(0)), 1e-4)
@@ -329,7 +364,12 @@ halved.defvjp(lambda v: (v, None), lambda _, ct: ((ct / 2).astype(jnp.bfloat16),
 def test_a_rule_may_return_another_precision(mesh42, resources):
     x, w = np.ones((N, 3), np.float32), np.ones(3, np.float32)
     with mesh42:
-        f = xmap(lambda v, w: halved(v) * halved(w), (["a", ...], {}), ["a", ...], axis_resources=resources)
+        f = xmap(
+            lambda v, w: halved(v) * halved(w),
+            (["a", ...], {}),
+            ["a", ...],
+            axis_resources=resources,
+        )
         actual = jax.grad(lambda x, w: f(x, w).sum(), (0, 1))(x, w)
     assert [g.dtype for g in actual] == [np.float32, np.float32]
     assert_close(actual, (x / 2, N * w / 2))
@@ -384,7 +424,9 @@ def test_references_made_outside_are_refused():
         reference[...] += v
         return v
 
-    with pytest.raises(NotImplementedError, match=r"cannot read or write a reference \(jax.new_ref\)"):
+    with pytest.raises(
+        NotImplementedError, match=r"cannot read or write a reference \(jax.new_ref\)"
+    ):
         xmap(body, ["a", ...], ["a", ...])(numbers(N, 3))
 
 
@@ -394,7 +436,10 @@ def test_references_made_outside_are_refused():
 def test_a_jitted_helper_follows_the_sizes_of_axes():
     helper = jax.jit(lambda v: lax.psum(1, "a") * v + lax.axis_index("a"))
     for size in (4, 8, 4):
-        assert_close(xmap(helper, ["a"], ["a"])(np.ones(size, np.float32)), size + np.arange(size, dtype=np.float32))
+        assert_close(
+            xmap(helper, ["a"], ["a"])(np.ones(size, np.float32)),
+            size + np.arange(size, dtype=np.float32),
+        )
 
 
 @over_placements
@@ -411,5 +456,9 @@ def test_a_jitted_helper_is_kept_once(mesh42, resources):
         return v
 
     with mesh42:
-        text = xmap(named, ["a", ...], ["a", ...], axis_resources=resources).lower(numbers(N, 3)).as_text()
+        text = (
+            xmap(named, ["a", ...], ["a", ...], axis_resources=resources)
+            .lower(numbers(N, 3))
+            .as_text()
+        )
     assert 1 <= text.count("stablehlo.sine") < 10

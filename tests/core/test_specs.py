@@ -52,7 +52,9 @@ def assert_trees_equal(got, want):
 def assert_same_types(got, want):
     """Equal values, dtypes and weak types."""
     assert_trees_equal(got, want)
-    types = lambda tree: [(x.shape, x.dtype, x.weak_type) for x in map(jax.typeof, jax.tree.leaves(tree))]
+    types = lambda tree: [
+        (x.shape, x.dtype, x.weak_type) for x in map(jax.typeof, jax.tree.leaves(tree))
+    ]
     assert types(got) == types(want)
 
 
@@ -66,7 +68,11 @@ OTHER = np.arange(3, dtype=np.float32)
 TREES = {
     "named tuple of specs": ((Pair(I, {}),), (Pair(ROWS, OTHER),), (Pair(0, None),)),
     "spec for a whole named tuple": ((I,), (Pair(ROWS, ROWS),), (Pair(0, 0),)),
-    "dataclass of specs": ((Layer(w={1: "i"}, b=[...]),), (Layer(ROWS.T, OTHER),), (Layer(1, None),)),
+    "dataclass of specs": (
+        (Layer(w={1: "i"}, b=[...]),),
+        (Layer(ROWS.T, OTHER),),
+        (Layer(1, None),),
+    ),
     "dataclass in a dict in a list": (
         ([{"a": Layer(w=I, b={})}, {}],),
         ([{"a": Layer(ROWS, OTHER)}, OTHER],),
@@ -117,7 +123,9 @@ def test_an_undeclared_axis_of_size_one_is_refused_too():
 
 
 def test_an_axis_of_axis_sizes_may_have_no_elements():
-    count = xmap(lambda: (lax.axis_index("i"), lax.psum(1, "i")), (), (["i"], []), axis_sizes={"i": 0})
+    count = xmap(
+        lambda: (lax.axis_index("i"), lax.psum(1, "i")), (), (["i"], []), axis_sizes={"i": 0}
+    )
     index, size = count()
     assert (index.shape, index.dtype, int(size)) == ((0,), np.int32, 0)
 
@@ -181,7 +189,9 @@ def test_unmapped_scalars_are_what_they_are_under_vmap(scalar, placement, mesh42
     out_axes = (["i"], {}, {}, ["i"])
     with mesh42:
         result = xmap(body, (["i"], {}), out_axes, axis_resources={"i": placement})(x, scalar)
-    expected = jax.vmap(body, in_axes=(0, None), out_axes=(0, None, None, 0))(x, jnp.asarray(scalar))
+    expected = jax.vmap(body, in_axes=(0, None), out_axes=(0, None, None, 0))(
+        x, jnp.asarray(scalar)
+    )
     assert_same_types(result, expected)
 
 
@@ -223,7 +233,9 @@ def test_programs_with_weak_scalars_give_the_types_of_vmap(body, x, placement, m
 def test_reductions_of_weak_values_are_strong_as_in_legacy(reduce, placement, mesh42):
     body = lambda x, s: (reduce(x, "i"), reduce(s, "i"))
     with mesh42:
-        results = xmap(body, (["i"], {}), {}, axis_resources={"i": placement})(MAPPED["weak float"], 2.5)
+        results = xmap(body, (["i"], {}), {}, axis_resources={"i": placement})(
+            MAPPED["weak float"], 2.5
+        )
     assert [(r.dtype, r.weak_type) for r in results] == [(np.float32, False)] * 2
     np.testing.assert_allclose(results, [8 * 2.5 if reduce is lax.psum else 2.5] * 2)
 
@@ -251,7 +263,9 @@ def test_unmapped_keys(make_key, placement, mesh42):
         return body(key, lax.axis_index("i"))
 
     key = make_key()
-    fun = xmap(named, {}, (["i"], ["i", ...], {}), axis_sizes={"i": 8}, axis_resources={"i": placement})
+    fun = xmap(
+        named, {}, (["i"], ["i", ...], {}), axis_sizes={"i": 8}, axis_resources={"i": placement}
+    )
     with mesh42:
         numbers, folded, same = fun(key)
     expected = jax.vmap(body, in_axes=(None, 0), out_axes=(0, 0, None))(key, np.arange(8))
@@ -338,12 +352,16 @@ def sum_over_i(v):
 
 SHADOWING = {
     "directly": lambda v: xmap(sum_over_i, ["i", ...], [...])(v),
-    "through axis_sizes": lambda v: xmap(lambda: 1.0, (), ["i"], axis_sizes={"i": 2})().sum() + v.sum(),
+    "through axis_sizes": lambda v: (
+        xmap(lambda: 1.0, (), ["i"], axis_sizes={"i": 2})().sum() + v.sum()
+    ),
     "two levels up": lambda v: xmap(
         lambda u: xmap(lambda w: w, {}, ["i", ...], axis_sizes={"i": 2})(u).sum(), ["j"], ["j"]
     )(v).sum(),
     "inside jit": lambda v: jax.jit(xmap(sum_over_i, ["i", ...], [...]))(v),
-    "inside scan": lambda v: lax.scan(lambda c, w: (c, xmap(sum_over_i, ["i"], [])(w)), 0, v[None])[1].sum(),
+    "inside scan": lambda v: lax.scan(lambda c, w: (c, xmap(sum_over_i, ["i"], [])(w)), 0, v[None])[
+        1
+    ].sum(),
 }
 
 
@@ -396,7 +414,9 @@ class Keyless:
         self.children = children
 
 
-jax.tree_util.register_pytree_node(Keyless, lambda pair: (pair.children, None), lambda _, children: Keyless(*children))
+jax.tree_util.register_pytree_node(
+    Keyless, lambda pair: (pair.children, None), lambda _, children: Keyless(*children)
+)
 
 
 def test_paths_through_classes_without_keys_are_in_words():
@@ -412,5 +432,7 @@ def test_the_order_in_which_a_dictionary_is_written_says_nothing():
     """A dictionary of positions is the same specification, and the same plan, in any order."""
     orders = {0: "i", 1: "j"}, {1: "j", 0: "i"}
     plans = [str(xmap(lambda v: v * 2, spec, spec).plan(np.ones((4, 3)))) for spec in orders]
-    first, second = (text.partition(BY_HAND)[0] for text in plans)  # the recipe writes it as it was given
+    first, second = (
+        text.partition(BY_HAND)[0] for text in plans
+    )  # the recipe writes it as it was given
     assert first == second

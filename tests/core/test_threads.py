@@ -68,12 +68,19 @@ def often_switching():
     sys.setswitchinterval(before)
 
 
-PATCHED = {"jax.lax": jax.lax, "jax.numpy": jax.numpy, "jax.experimental": jax.experimental, "Mesh": jax.sharding.Mesh}
+PATCHED = {
+    "jax.lax": jax.lax,
+    "jax.numpy": jax.numpy,
+    "jax.experimental": jax.experimental,
+    "Mesh": jax.sharding.Mesh,
+}
 PATCHED |= {"Tracer": jax.core.Tracer, "array types": type(jax.typeof(0.0))}
 
 
 def state():
-    return {name: dict(vars(owner)) for name, owner in PATCHED.items()}, "jax.experimental.maps" in sys.modules
+    return {
+        name: dict(vars(owner)) for name, owner in PATCHED.items()
+    }, "jax.experimental.maps" in sys.modules
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +130,9 @@ def call_in_its_own_mesh(k, times=2):
     body, positional = scaled_distance(k)
     expected = positional(X, Y)
     for _ in range(times):
-        fun = xmap(body, (["i"], ["i", ...]), (["i", ...], {}, ["i"]), axis_resources={"i": resources})
+        fun = xmap(
+            body, (["i"], ["i", ...]), (["i", ...], {}, ["i"]), axis_resources={"i": resources}
+        )
         with mesh(devices, names) as m:
             results = jax.block_until_ready(fun(X, Y))
         for result, want, where in zip(results, expected, (spec, P(), spec)):
@@ -139,7 +148,10 @@ def test_threads_with_programs_and_meshes_of_their_own():
 def test_threads_that_share_one_xmapped_function():
     body, positional = scaled_distance(3)
     expected = positional(X, Y)
-    shared = {r: xmap(body, (["i"], ["i", ...]), (["i", ...], {}, ["i"]), axis_resources={"i": r}) for r in ("x", ())}
+    shared = {
+        r: xmap(body, (["i"], ["i", ...]), (["i", ...], {}, ["i"]), axis_resources={"i": r})
+        for r in ("x", ())
+    }
 
     def work(k):
         devices, names, _, _ = SETTINGS[k]
@@ -148,7 +160,9 @@ def test_threads_that_share_one_xmapped_function():
                 results = jax.block_until_ready(fun(X, Y))
             for result, want in zip(results, expected):
                 np.testing.assert_allclose(result, want, rtol=1e-5)
-            assert results[0].sharding.device_set == (set(m.devices.flat) if resources else {DEVICES[0]})
+            assert results[0].sharding.device_set == (
+                set(m.devices.flat) if resources else {DEVICES[0]}
+            )
 
     in_threads(*(lambda k=k: work(k) for k in range(THREADS)))
 
@@ -225,7 +239,9 @@ def while_in_a_body(work, resources=()):
 def plain_jax():
     """Whether what other threads do with JAX while one traces a body means what it means without."""
     np.testing.assert_allclose(jnp.einsum("ij,kj->ik", Y, Y), np.einsum("ij,kj->ik", Y, Y))
-    np.testing.assert_allclose(jax.jit(lambda y: y.sum(axis=1) + jnp.max(y, axis=(0,))[0])(Y), Y.sum(1) + Y[:, 0].max())
+    np.testing.assert_allclose(
+        jax.jit(lambda y: y.sum(axis=1) + jnp.max(y, axis=(0,))[0])(Y), Y.sum(1) + Y[:, 0].max()
+    )
     with pytest.raises(Exception, match="Differentiation rule for 'pmax'"):
         jax.grad(lambda v: jax.vmap(lambda u: lax.pmax(u, "v"), axis_name="v")(v).sum())(X)
     with pytest.raises(NameError, match="unbound axis name"):

@@ -49,9 +49,16 @@ def vector(x, u, w):
 
 
 def checkpoints(x, u, w):
-    block = jax.checkpoint(lambda v: jnp.sin(jnp.sin(v * u) @ w), policy=jax.checkpoint_policies.dots_saveable)
+    block = jax.checkpoint(
+        lambda v: jnp.sin(jnp.sin(v * u) @ w), policy=jax.checkpoint_policies.dots_saveable
+    )
     static = jax.checkpoint(lambda v, n: (v**n).sum(), static_argnums=1)
-    return block(x), jax.grad(block)(x), jax.grad(static)(x, 3), jax.hessian(jax.checkpoint(smooth))(x, u, w)
+    return (
+        block(x),
+        jax.grad(block)(x),
+        jax.grad(static)(x, 3),
+        jax.hessian(jax.checkpoint(smooth))(x, u, w),
+    )
 
 
 def total_loss(x, u, w):
@@ -119,12 +126,20 @@ def barriers_and_placements(x, u, w):
     first, second = lax.optimization_barrier((x * u, w))
     put = jax.device_put(x) + u
     by_platform = lax.platform_dependent(x, cpu=lambda v: v * u, default=lambda v: v)
-    return first, second, put, by_platform, jax.grad(lambda v: lax.optimization_barrier(v * u).sum())(x)
+    return (
+        first,
+        second,
+        put,
+        by_platform,
+        jax.grad(lambda v: lax.optimization_barrier(v * u).sum())(x),
+    )
 
 
 def named_jaxpr(x, u, w):
     """A jaxpr made inside the body mentions the body's axes."""
-    return jaxpr_as_fun(jax.make_jaxpr(total_loss)(x, u, w))(x, u, w), jax.eval_shape(total_loss, x, u, w).ndim
+    return jaxpr_as_fun(jax.make_jaxpr(total_loss)(x, u, w))(x, u, w), jax.eval_shape(
+        total_loss, x, u, w
+    ).ndim
 
 
 def _matrix(x, u):
@@ -171,7 +186,9 @@ def _scale_kernel(x_ref, scale_ref, out_ref):
 
 
 def pallas_kernels(x, u, w):
-    add = pl.pallas_call(_add_kernel, out_shape=jax.ShapeDtypeStruct((3,), jnp.float32), interpret=True)
+    add = pl.pallas_call(
+        _add_kernel, out_shape=jax.ShapeDtypeStruct((3,), jnp.float32), interpret=True
+    )
     block = pl.BlockSpec((3,), lambda i: (i,))
     scale = pl.pallas_call(
         _scale_kernel,
@@ -202,7 +219,13 @@ def pure_callbacks(x, u, w):
 
 LOCAL = (checkpoints, vmaps, shapes_and_jaxprs, barriers_and_placements, custom_vmaps)
 LOCAL += (pure_callbacks, pallas_kernels, ffi_call)
-NAMED = (named_gradients, named_pullbacks_and_pushforwards, named_jacobians, named_checkpoint, named_jaxpr)
+NAMED = (
+    named_gradients,
+    named_pullbacks_and_pushforwards,
+    named_jacobians,
+    named_checkpoint,
+    named_jaxpr,
+)
 
 
 def check_inside(programs, placement):
@@ -291,13 +314,22 @@ def jvp_rules(x, u, w):
 
 
 def jvp_rules_with_static_arguments(x, u, w):
-    return applied(jnp.sin, x * w, 3).sum() + product(x, u).sum() + product(u * 1.0, w[0]) + product(w, w[1]).sum()
+    return (
+        applied(jnp.sin, x * w, 3).sum()
+        + product(x, u).sum()
+        + product(u * 1.0, w[0])
+        + product(w, w[1]).sum()
+    )
 
 
 def jvp_rule_with_symbolic_zeros(x, u, w):
     varying, number, constant = partly_constant(x)
     aware = zero_aware(x, jnp.ones(3)).sum() + zero_aware(x, w * u).sum() + zero_aware(2.0, u)
-    return aware + zero_aware(constant, varying * number).sum() + zero_aware(x, jnp.cos(jnp.arange(3))).sum()
+    return (
+        aware
+        + zero_aware(constant, varying * number).sum()
+        + zero_aware(x, jnp.cos(jnp.arange(3))).sum()
+    )
 
 
 @jax.custom_vjp
@@ -315,7 +347,10 @@ def composed(function, v, t, factor):
 
 composed.defvjp(
     lambda function, v, t, factor: (function(v) * t * factor, (v, t)),
-    lambda function, factor, res, ct: (ct * res[1] * factor, (ct * function(res[0])).sum() * factor),
+    lambda function, factor, res, ct: (
+        ct * res[1] * factor,
+        (ct * function(res[0])).sum() * factor,
+    ),
 )
 
 
@@ -327,7 +362,11 @@ def picked(v, index, flag):
 
 def _picked_bwd(residuals, ct):
     index, flag = residuals
-    return jnp.where(flag, jnp.zeros(3).at[index].set(ct * 2), ct), None, np.zeros((), jax.dtypes.float0)
+    return (
+        jnp.where(flag, jnp.zeros(3).at[index].set(ct * 2), ct),
+        None,
+        np.zeros((), jax.dtypes.float0),
+    )
 
 
 picked.defvjp(lambda v, index, flag: (picked(v, index, flag), (index, flag)), _picked_bwd)
@@ -340,10 +379,14 @@ def tree_function(tree, other):
 
 def _tree_bwd(residuals, ct):
     q, other = residuals
-    return {"p": ct["sum"] * 2, "q": [(ct["pair"][0] * other).sum() + ct["pair"][1]]}, ct["sum"] + ct["pair"][0] * q
+    return {"p": ct["sum"] * 2, "q": [(ct["pair"][0] * other).sum() + ct["pair"][1]]}, ct[
+        "sum"
+    ] + ct["pair"][0] * q
 
 
-tree_function.defvjp(lambda tree, other: (tree_function(tree, other), (tree["q"][0], other)), _tree_bwd)
+tree_function.defvjp(
+    lambda tree, other: (tree_function(tree, other), (tree["q"][0], other)), _tree_bwd
+)
 
 
 @jax.custom_vjp
@@ -381,7 +424,9 @@ def _cotangent_aware_bwd(_, cotangents):
     return (10.0 ** len(known) * sum(known),)
 
 
-cotangent_aware.defvjp(lambda v: (cotangent_aware(v.value), None), _cotangent_aware_bwd, symbolic_zeros=True)
+cotangent_aware.defvjp(
+    lambda v: (cotangent_aware(v.value), None), _cotangent_aware_bwd, symbolic_zeros=True
+)
 
 
 def vjp_rules(x, u, w):
@@ -399,7 +444,9 @@ def vjp_rule_with_integers(x, u, w):
 
 def vjp_rule_of_pytrees(x, u, w):
     out = tree_function({"p": x, "q": [u]}, w)
-    return (out["sum"] * out["pair"][0]).sum() + out["pair"][1] * tree_function({"p": w, "q": [1.0]}, x)["sum"].sum()
+    return (out["sum"] * out["pair"][0]).sum() + out["pair"][1] * tree_function(
+        {"p": w, "q": [1.0]}, x
+    )["sum"].sum()
 
 
 def plain_vjp_rule_of_pytrees(x, u, w):
@@ -410,13 +457,18 @@ def plain_vjp_rule_of_pytrees(x, u, w):
         return {"sum": doubled + other, "pair": (tree["q"][0] * other, tree["q"][0])}
 
     out = function({"p": x, "q": [u]}, w)
-    return (out["sum"] * out["pair"][0]).sum() + out["pair"][1] * function({"p": w, "q": [1.0]}, x)["sum"].sum()
+    return (out["sum"] * out["pair"][0]).sum() + out["pair"][1] * function({"p": w, "q": [1.0]}, x)[
+        "sum"
+    ].sum()
 
 
 def vjp_rule_with_symbolic_zeros(x, u, w):
     constant = perturbation_aware(x * w, jnp.float32(2.0))
     return (
-        constant.sum() + perturbation_aware(w, u).sum() + cotangent_aware(x)[0].sum() + sum(cotangent_aware(u * w))[0]
+        constant.sum()
+        + perturbation_aware(w, u).sum()
+        + cotangent_aware(x)[0].sum()
+        + sum(cotangent_aware(u * w))[0]
     )
 
 
@@ -447,7 +499,9 @@ def value_and_gradients(programs, over):
 @functools.cache
 def value_and_gradients_by_vmap(programs, a, b):
     plain = {vjp_rule_of_pytrees: plain_vjp_rule_of_pytrees}
-    result = value_and_gradients([plain.get(program, program) for program in programs], vmapped)(*arguments(a, b))
+    result = value_and_gradients([plain.get(program, program) for program in programs], vmapped)(
+        *arguments(a, b)
+    )
     return {name.removeprefix("plain_"): value for name, value in result.items()}
 
 
@@ -505,7 +559,10 @@ def inner_local(over, x, u, w):
 
 
 def inner_over_outer_names(over, x, u, w):
-    body = lambda t: (lax.psum(t, ("k", "a")) + lax.pmax(t, "b") + lax.axis_index("a") * t, lax.all_gather(t, "b"))
+    body = lambda t: (
+        lax.psum(t, ("k", "a")) + lax.pmax(t, "b") + lax.axis_index("a") * t,
+        lax.all_gather(t, "b"),
+    )
     return over(body, (0,), (0, 1), "k")(x)
 
 
@@ -520,7 +577,9 @@ def inner_in_a_loop(over, x, u, w):
 
 
 def inner_gradient(over, x, u, w):
-    loss = lambda x, w: over(lambda t, s: lax.psum(jnp.sin(t * s), "k") * u, (0, 0), 0, "k")(x, w)[0]
+    loss = lambda x, w: over(lambda t, s: lax.psum(jnp.sin(t * s), "k") * u, (0, 0), 0, "k")(x, w)[
+        0
+    ]
     return jax.value_and_grad(loss, argnums=(0, 1))(x, w)
 
 
@@ -544,7 +603,9 @@ FREE_MESH_AXES = {"vectorized": ("x", ("x", "y")), "a:x": ("y",), "b:y": ("x",),
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement,own", [(p, own) for p, free in FREE_MESH_AXES.items() for own in free], ids=str)
+@pytest.mark.parametrize(
+    "placement,own", [(p, own) for p, free in FREE_MESH_AXES.items() for own in free], ids=str
+)
 def test_nested_xmap_with_its_own_resources(placement, own):
     """The inner axis lives on mesh axes that the outer one leaves free; values and both gradients are positional."""
     a, b, resources = PLACEMENTS[placement]
@@ -556,13 +617,17 @@ def test_nested_xmap_with_its_own_resources(placement, own):
         return jnp.sin(t * s) * u - lax.pmean(t, "k") + lax.psum(t * u, "a") * 0.1
 
     def body(v, u, scale):
-        return xmap(inner, ({0: "k"}, {0: "k"}, {}), {0: "k"}, axis_resources={"k": own})(v, scale, u)
+        return xmap(inner, ({0: "k"}, {0: "k"}, {}), {0: "k"}, axis_resources={"k": own})(
+            v, scale, u
+        )
 
     def positional(v, u, scale):
         outer = u[:, None, None]
         return jnp.sin(v * scale) * outer - v.mean(-1, keepdims=True) + (v * outer).sum(0) * 0.1
 
-    derivatives = lambda f: jax.value_and_grad(lambda *args: jnp.cos(f(*args)).sum(), argnums=(0, 1, 2))
+    derivatives = lambda f: jax.value_and_grad(
+        lambda *args: jnp.cos(f(*args)).sum(), argnums=(0, 1, 2)
+    )
     with mesh42():
         nested = xmapped(resources)(body)
         result = jax.jit(lambda *args: (nested(*args), derivatives(nested)(*args)))(wide, u, scale)
@@ -595,12 +660,23 @@ def vjp_and_jvp_around(f, x, u, w):
     out, pullback = jax.vjp(f, x, u, w)
     value, linear = jax.linearize(f, x, u, w)
     transposed = jax.linear_transpose(lambda t: linear(t, 0 * u, 0 * w), x)(x)
-    return out, pullback(x), jax.jvp(f, (x, u, w), (2 * x, u, w)), value, linear(x, u, -w), transposed
+    return (
+        out,
+        pullback(x),
+        jax.jvp(f, (x, u, w), (2 * x, u, w)),
+        value,
+        linear(x, u, -w),
+        transposed,
+    )
 
 
 def jacobians_around(f, x, u, w):
     loss = lambda w: jnp.sin(f(x, u, w)).sum()
-    return jax.jacfwd(f, 2)(x, u, w), jax.jacrev(lambda w: f(x, u, w).sum((0, 2)))(w), jax.hessian(loss)(w)
+    return (
+        jax.jacfwd(f, 2)(x, u, w),
+        jax.jacrev(lambda w: f(x, u, w).sum((0, 2)))(w),
+        jax.hessian(loss)(w),
+    )
 
 
 def vmaps_around(f, x, u, w):
@@ -610,18 +686,24 @@ def vmaps_around(f, x, u, w):
         jnp.moveaxis(stacked, 0, -1), jnp.stack([u, u, -u], 1), jnp.stack([w, 2 * w, w])
     )
     named = jax.vmap(lambda v: f(v, u, w) - lax.pmean(v, "batch"), axis_name="batch")(stacked)
-    twice = jax.vmap(jax.vmap(f, in_axes=(None, None, 0)), in_axes=(0, None, None))(stacked, u, jnp.stack([w, -w]))
+    twice = jax.vmap(jax.vmap(f, in_axes=(None, None, 0)), in_axes=(0, None, None))(
+        stacked, u, jnp.stack([w, -w])
+    )
     return first, every, named, twice
 
 
 def vmap_and_grad_around(f, x, u, w):
     loss = lambda x, w: jnp.sin(f(x, u, w)).sum()
     per_example = jax.vmap(jax.grad(loss, (0, 1)), in_axes=(0, None))(jnp.stack([x, -x]), w)
-    return per_example, jax.grad(lambda w: jax.vmap(loss, in_axes=(0, None))(jnp.stack([x, -x]), w).sum())(w)
+    return per_example, jax.grad(
+        lambda w: jax.vmap(loss, in_axes=(0, None))(jnp.stack([x, -x]), w).sum()
+    )(w)
 
 
 def checkpoint_around(f, x, u, w):
-    loss = jax.checkpoint(lambda *args: jnp.sin(f(*args)).sum(), policy=jax.checkpoint_policies.nothing_saveable)
+    loss = jax.checkpoint(
+        lambda *args: jnp.sin(f(*args)).sum(), policy=jax.checkpoint_policies.nothing_saveable
+    )
     return jax.value_and_grad(loss, (0, 1, 2))(x, u, w)
 
 
@@ -630,9 +712,12 @@ def custom_rules_around(f, x, u, w):
     forward.defjvp(lambda p, t: (forward(*p), f(t[0], u, w) * 2))
     backward = jax.custom_vjp(lambda x, w: f(x, u, w))
     backward.defvjp(
-        lambda x, w: (f(x, u, w), (x, w)), lambda res, ct: (f(ct, u, res[1]), (f(res[0], u, w) * ct).sum((0, 1)))
+        lambda x, w: (f(x, u, w), (x, w)),
+        lambda res, ct: (f(ct, u, res[1]), (f(res[0], u, w) * ct).sum((0, 1))),
     )
-    return jax.jvp(forward, (x,), (x * 2,)), jax.grad(lambda x, w: backward(x, w).sum(), (0, 1))(x, w)
+    return jax.jvp(forward, (x,), (x * 2,)), jax.grad(lambda x, w: backward(x, w).sum(), (0, 1))(
+        x, w
+    )
 
 
 def functions_around(f, x, u, w):
@@ -642,7 +727,13 @@ def functions_around(f, x, u, w):
     barrier = lax.optimization_barrier(f(x, u, w))
     with jax.named_scope("outside"):
         called = jax.named_call(f, name="f")(x, u, w)
-    return jnp.ones(shape.shape, shape.dtype), jaxpr_as_fun(jaxpr)(x, u, w), closed(x, *constants), barrier, called
+    return (
+        jnp.ones(shape.shape, shape.dtype),
+        jaxpr_as_fun(jaxpr)(x, u, w),
+        closed(x, *constants),
+        barrier,
+        called,
+    )
 
 
 AROUND = {
@@ -666,20 +757,28 @@ def test_a_vmap_around_has_a_name_of_its_own(name, placement):
     a, b, resources = PLACEMENTS[placement]
     x, u, w = arguments(a, b)
     mapped = lambda f, **options: jax.vmap(f, (0, None, None), **options)
-    loss = lambda f, **options: jax.grad(lambda *args: jnp.sin(mapped(f, **options)(*args)).sum(), (0, 1, 2))
-    both = lambda f, **options: lambda *args: (mapped(f, **options)(*args), loss(f, **options)(*args))
+    loss = lambda f, **options: jax.grad(
+        lambda *args: jnp.sin(mapped(f, **options)(*args)).sum(), (0, 1, 2)
+    )
+    both = lambda f, **options: (
+        lambda *args: (mapped(f, **options)(*args), loss(f, **options)(*args))
+    )
     stacked, f = np.stack([x, -x]), xmapped(resources)(mixing)
     with mesh42():
         f(x, u, w)  # what is compiled already is refused as well
         if name not in resources.values():
-            assert_same(both(f, axis_name=name)(stacked, u, w), both(vmapped(mixing))(stacked, u, w))
+            assert_same(
+                both(f, axis_name=name)(stacked, u, w), both(vmapped(mixing))(stacked, u, w)
+            )
             return
         for refused in (
             mapped(f, axis_name=name),
             jax.jit(loss(f, axis_name=name)),
             mapped(jax.jit(f), axis_name=name),
         ):
-            with pytest.raises(ValueError, match=r"a transformation around it .* has axes of the same names"):
+            with pytest.raises(
+                ValueError, match=r"a transformation around it .* has axes of the same names"
+            ):
                 refused(stacked, u, w)
 
 
@@ -716,9 +815,17 @@ def test_double_precision(placement):
     with mesh42(), jax.enable_x64(True):
         args = tuple(v.astype(np.float64) for v in arguments(a, b))
         f = xmapped(resources)(mixing)
-        result = f(*args), jax.grad(lambda *args: f(*args).sum())(*args), xmapped(resources)(draw_index)(*args)
+        result = (
+            f(*args),
+            jax.grad(lambda *args: f(*args).sum())(*args),
+            xmapped(resources)(draw_index)(*args),
+        )
         v = vmapped(mixing)
-        uses = lambda *args: (v(*args), jax.grad(lambda *args: v(*args).sum())(*args), vmapped(draw_index)(*args))
+        uses = lambda *args: (
+            v(*args),
+            jax.grad(lambda *args: v(*args).sum())(*args),
+            vmapped(draw_index)(*args),
+        )
         expected = jax.jit(uses)(*args)
         assert result[0].dtype == jnp.float64
         assert_same(result, expected)
@@ -735,13 +842,17 @@ def test_derivatives_of_interpreted_pallas_kernels(rng):
     def kernel(v_ref, w_ref, out_ref):
         out_ref[...] = jnp.sin(v_ref[...]) * w_ref[...]
 
-    product = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((3,), jnp.float32), interpret=True)
+    product = pl.pallas_call(
+        kernel, out_shape=jax.ShapeDtypeStruct((3,), jnp.float32), interpret=True
+    )
     for resources in ((), "x", ("y", "x"), SerialLoop(2), ("x", SerialLoop(2))):
         with mesh42():
             f = xmap(product, (["a", ...], {}), ["a", ...], axis_resources={"a": resources})
             value, tangent = jax.jvp(f, (x, w), (w + 0 * x, w * 2))
         np.testing.assert_allclose(value, np.sin(x) * w, rtol=1e-5)
-        np.testing.assert_allclose(tangent, np.cos(x) * w * w + 2 * np.sin(x) * w, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            tangent, np.cos(x) * w * w + 2 * np.sin(x) * w, rtol=1e-4, atol=1e-6
+        )
 
 
 def _on_a_tpu(v):
@@ -772,4 +883,6 @@ def test_branches_for_other_platforms_are_not_lowered(placement):
         outside = jax.grad(lambda x: mapped(x, *args[1:]).sum())(args[0])
         assert_same(mapped(*args), jax.jit(vmapped(on_a_cpu))(*args))
         assert "cosine" not in mapped.lower(*args).as_text()
-    assert_same(outside, jax.jit(jax.grad(lambda x: vmapped(on_a_cpu)(x, *args[1:]).sum()))(args[0]))
+    assert_same(
+        outside, jax.jit(jax.grad(lambda x: vmapped(on_a_cpu)(x, *args[1:]).sum()))(args[0])
+    )

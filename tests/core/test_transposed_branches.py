@@ -33,13 +33,21 @@ def cond(ops, p, v):
 
 
 def switch(ops, p, v):
-    branches = [lambda v: 2 * v, lambda v: 3 * v + ops.total(v) / 16, lambda v: 2.5 * v - ops.total(v / 32)]
+    branches = [
+        lambda v: 2 * v,
+        lambda v: 3 * v + ops.total(v) / 16,
+        lambda v: 2.5 * v - ops.total(v / 32),
+    ]
     return ops.choose(ops.number(p > 0) + ops.number(p > 2), branches, v)
 
 
 def nested(ops, p, v):
     inner = [lambda v: 3 * v, lambda v: 2.5 * v + ops.total(v) / 16]
-    return ops.choose(ops.number(p > 0), [lambda v: 2 * v, lambda v: ops.choose(ops.number(p > 2), inner, 1.1 * v)], v)
+    return ops.choose(
+        ops.number(p > 0),
+        [lambda v: 2 * v, lambda v: ops.choose(ops.number(p > 2), inner, 1.1 * v)],
+        v,
+    )
 
 
 def in_scan(ops, p, v):
@@ -63,15 +71,21 @@ class InNumpy:
     """The same for all elements at once: p[i], v[i, k]."""
 
     def __init__(self, communicates):
-        self.total = (lambda v: np.broadcast_to(v.sum(0), v.shape)) if communicates else (lambda v: v)
-        self.choose = lambda index, branches, v: np.choose(index[:, None], [branch(v) for branch in branches])
+        self.total = (
+            (lambda v: np.broadcast_to(v.sum(0), v.shape)) if communicates else (lambda v: v)
+        )
+        self.choose = lambda index, branches, v: np.choose(
+            index[:, None], [branch(v) for branch in branches]
+        )
         self.repeat = lambda step, v: step(step(v))
         self.number = lambda x: x.astype(int)
 
 
 def by_iteration(matvec, b):
     """The solution of ``matvec(x) = b``, by a fixed number of steps that can be transposed."""
-    return lax.scan(lambda x, _: (x + (b - matvec(x)) / 3.5, None), jnp.zeros_like(b), None, length=24)[0]
+    return lax.scan(
+        lambda x, _: (x + (b - matvec(x)) / 3.5, None), jnp.zeros_like(b), None, length=24
+    )[0]
 
 
 def solve(op, p, b):
@@ -80,7 +94,9 @@ def solve(op, p, b):
 
 
 def root(op, p, b):
-    return lax.custom_root(lambda x: op(p, x) - b, b, lambda f, x: by_iteration(lambda x: f(x) + b, b), by_iteration)
+    return lax.custom_root(
+        lambda x: op(p, x) - b, b, lambda f, x: by_iteration(lambda x: f(x) + b, b), by_iteration
+    )
 
 
 def rule(op, p, b):
@@ -112,17 +128,28 @@ PLACEMENTS = {
     "serial loop": ((4, 2), {"i": SerialLoop(4)}),
     "serial loop beside": ((4, 2), {"i": "x", "j": SerialLoop(2)}),
 }
-CELLS = [(c, name) for c in (False, True) for name in PLACEMENTS if not (c and name == "serial loop")]
+CELLS = [
+    (c, name) for c in (False, True) for name in PLACEMENTS if not (c and name == "serial loop")
+]
 
 
 def derivatives(mapped, op, uses):
     """Values, cotangents and tangents of every use of an operator, and its transpose, taken from outside."""
-    separate = mapped(lambda p, *bs: {use.__name__: use(op, p, b) for use, b in zip(uses, bs)}, len(uses))
+    separate = mapped(
+        lambda p, *bs: {use.__name__: use(op, p, b) for use, b in zip(uses, bs)}, len(uses)
+    )
     all_of = lambda v: [v] * len(uses)
     values, pull = jax.vjp(lambda *bs: separate(P, *bs), *all_of(B))
-    cotangents = {use.__name__: ct for use, ct in zip(uses, pull({use.__name__: W for use in uses}))}
+    cotangents = {
+        use.__name__: ct for use, ct in zip(uses, pull({use.__name__: W for use in uses}))
+    }
     tangents = jax.jvp(lambda *bs: separate(P, *bs), all_of(B), all_of(W))[1]
-    return values, cotangents, tangents, jax.linear_transpose(lambda b: mapped(op, 1)(P, b), B)(W)[0]
+    return (
+        values,
+        cotangents,
+        tangents,
+        jax.linear_transpose(lambda b: mapped(op, 1)(P, b), B)(W)[0],
+    )
 
 
 def dense(structure, communicates):
@@ -132,7 +159,9 @@ def dense(structure, communicates):
 
 def matrix(f):
     """The matrix of a linear function of one number for each element."""
-    return np.stack([f(np.repeat(e[:, None], 3, 1))[:, 0] for e in np.eye(SIZE, dtype=np.float32)], 1)
+    return np.stack(
+        [f(np.repeat(e[:, None], 3, 1))[:, 0] for e in np.eye(SIZE, dtype=np.float32)], 1
+    )
 
 
 @functools.cache
@@ -147,7 +176,13 @@ def expected(structure, communicates):
     vmapped = lambda use: lambda b: jax.vmap(lambda b: use(op, *b), axis_name="i")((P, b))
     apply = lambda m, v: np.einsum("ik,jkc->jic", m, v)
     inverse, pulled = np.linalg.inv(m), matrix(vmapped(pulled_inside))
-    pushed = {"solve": inverse, "root": inverse, "rule": m, "pulled_inside": pulled, "transposed_inside": pulled}
+    pushed = {
+        "solve": inverse,
+        "root": inverse,
+        "rule": m,
+        "pulled_inside": pulled,
+        "transposed_inside": pulled,
+    }
     if not communicates:
         pushed["called"] = m
     tangents = {k: apply(v, W) for k, v in pushed.items()}
@@ -156,7 +191,12 @@ def expected(structure, communicates):
         cotangents["solve"] = np.stack([jax.vjp(vmapped(solve), b)[1](w)[0] for b, w in zip(B, W)])
     else:
         cotangents["called"] *= 3
-    return {k: apply(v, B) for k, v in pushed.items()} | {"rule": 2 * B}, cotangents, tangents, apply(m.T, W)
+    return (
+        {k: apply(v, B) for k, v in pushed.items()} | {"rule": 2 * B},
+        cotangents,
+        tangents,
+        apply(m.T, W),
+    )
 
 
 @pytest.mark.sampled
@@ -201,15 +241,25 @@ def test_solvers_of_a_branch(method, placement):
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
 def test_a_linear_call_with_a_collective_is_refused(resources):
     body = lambda b: linear_call(lambda _, v: lax.psum(v, "i"), lambda _, ct: ct, (), b)
-    with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")), pytest.raises(NotImplementedError) as raised:
+    with (
+        Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")),
+        pytest.raises(NotImplementedError) as raised,
+    ):
         xmap(body, ["i"], ["i"], axis_resources=resources)(P)
-    assert "does not know the operation `linear_call`, which uses the named axes `i`" in str(raised.value)
+    assert "does not know the operation `linear_call`, which uses the named axes `i`" in str(
+        raised.value
+    )
 
 
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
 def test_a_rule_with_integer_results_in_a_linear_function(resources):
     f = jax.custom_jvp(lambda p, v: (p * v, jnp.int32(3)))
-    f.defjvp(lambda primals, t: (f(*primals), (t[0] * primals[1] + primals[0] * t[1], np.zeros((), jax.dtypes.float0))))
+    f.defjvp(
+        lambda primals, t: (
+            f(*primals),
+            (t[0] * primals[1] + primals[0] * t[1], np.zeros((), jax.dtypes.float0)),
+        )
+    )
     branch = lambda p, v: lax.cond(p > 0, lambda v: f(p, v)[0] * f(p, v)[1], lambda v: v, v)
     mapped = xmap(branch, (["i"], ["j", "i", ...]), ["j", "i", ...], axis_resources=resources)
     with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
@@ -224,7 +274,10 @@ def test_a_hessian_of_a_symmetric_solve(resources):
     def body(p, b):
         solver = lambda _, b: b / jnp.where(p > 0, 3, 2)
         return lax.custom_linear_solve(
-            lambda v: lax.cond(p > 0, lambda v: 3 * v, lambda v: 2 * v, v), b, solver, symmetric=True
+            lambda v: lax.cond(p > 0, lambda v: 3 * v, lambda v: 2 * v, v),
+            b,
+            solver,
+            symmetric=True,
         )
 
     with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):

@@ -27,7 +27,9 @@ def predict(image, weights):
 def test_named_layer_equals_numpy(resources, mesh42, rng):
     images = rng.normal(size=(16, 6)).astype(np.float32)
     weights = rng.normal(size=(6, 5)).astype(np.float32)
-    layer = xmap(predict, (["batch", "inputs"], ["inputs", ...]), ["batch", ...], axis_resources=resources)
+    layer = xmap(
+        predict, (["batch", "inputs"], ["inputs", ...]), ["batch", ...], axis_resources=resources
+    )
     with mesh42:
         result = layer(images, weights)
     np.testing.assert_allclose(result, np.tanh(images @ weights), rtol=1e-5, atol=1e-5)

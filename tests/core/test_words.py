@@ -65,7 +65,11 @@ ONCE_CALLED = {
 def listed():
     """The words of the glossary."""
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([^|]+) \|", page.partition("## Words of the code")[2].partition("\n## ")[0], re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([^|]+) \|",
+        page.partition("## Words of the code")[2].partition("\n## ")[0],
+        re.MULTILINE,
+    )
     return [word for row in rows[1:] for word in re.sub(r"\(.*?\)|`", "", row).strip().split(", ")]
 
 
@@ -78,7 +82,9 @@ def spaced(text):
 def tokens(source):
     """``(whether it is a name, its text as words, its line)`` for each token."""
     found = tokenize.generate_tokens(io.StringIO(source).readline)
-    return [(token.type == tokenize.NAME, spaced(token.string), token.line.strip()) for token in found]
+    return [
+        (token.type == tokenize.NAME, spaced(token.string), token.line.strip()) for token in found
+    ]
 
 
 def said(word, source):
@@ -88,7 +94,11 @@ def said(word, source):
     if word in VERBS:
         in_text = re.compile(rf"\b(?:a|an|the|each|every|per|one|of|its|no) {stem}s?\b")
         in_name = re.compile(rf"\b{stem}{VERBS[word]}\b")
-    return [line for is_name, text, line in tokens(source) if (in_name if is_name else in_text).search(text)]
+    return [
+        line
+        for is_name, text, line in tokens(source)
+        if (in_name if is_name else in_text).search(text)
+    ]
 
 
 def called(word, source):
@@ -97,7 +107,9 @@ def called(word, source):
         name = getattr(node, "name", getattr(node, "arg", ""))
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             name = node.target.id
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.arg, ast.AnnAssign)) and spaced(name).strip() in (
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.arg, ast.AnnAssign)) and spaced(
+            name
+        ).strip() in (
             word,
             f"{word}s",
         ):
@@ -105,7 +117,9 @@ def called(word, source):
 
 
 def sources(folder="", pattern="**/*.py"):
-    return {path: path.read_text(encoding="utf-8") for path in sorted((PACKAGE / folder).glob(pattern))}
+    return {
+        path: path.read_text(encoding="utf-8") for path in sorted((PACKAGE / folder).glob(pattern))
+    }
 
 
 def test_each_word_of_ours_has_one_fate():
@@ -124,8 +138,14 @@ def test_the_glossary_is_short_and_true():
 
 def test_words_of_users_are_in_their_glossary():
     users = (DOCS / "cheat_sheet.md").read_text(encoding="utf-8").partition("## Glossary")[2]
-    of_users = [word for word, reason in OF_OTHERS.items() if reason.startswith("of users") and word != "step"]
-    assert [word for word in of_users if not re.search(rf"^\|.*\b{word}\b", users, re.MULTILINE)] == []
+    of_users = [
+        word
+        for word, reason in OF_OTHERS.items()
+        if reason.startswith("of users") and word != "step"
+    ]
+    assert [
+        word for word in of_users if not re.search(rf"^\|.*\b{word}\b", users, re.MULTILINE)
+    ] == []
     assert re.search(r"plan\(.*\bstep\b", (DOCS / "choosing.md").read_text(encoding="utf-8"))
 
 
@@ -134,14 +154,18 @@ def test_a_word_that_is_gone_is_said_nowhere(word):
     files = sources()
     assert len(files) > 100
     lines = {str(path.relative_to(PACKAGE)): said(word, source) for path, source in files.items()}
-    assert {path: found for path, found in lines.items() if found} == {}, f"say {GONE[word]!r} instead"
+    assert {path: found for path, found in lines.items() if found} == {}, (
+        f"say {GONE[word]!r} instead"
+    )
 
 
 @pytest.mark.parametrize("word", ONCE_CALLED)
 def test_nothing_is_called_by_the_word_that_it_once_had(word):
     folder, instead = ONCE_CALLED[word]
     pattern = "*.py" if folder == "tools" else "**/*.py"  # its folders read Python, which has trees
-    lines = {path.name: list(called(word, source)) for path, source in sources(folder, pattern).items()}
+    lines = {
+        path.name: list(called(word, source)) for path, source in sources(folder, pattern).items()
+    }
     assert len(lines) > 5
     assert {name: found for name, found in lines.items() if found} == {}, f"say {instead!r} instead"
 
@@ -166,11 +190,14 @@ def test_nothing_is_called_by_the_word_that_it_once_had(word):
 )
 def test_it_would_be_found(word, source):
     assert said(word, source)
-    assert not said(word, "def returned(x):\n    '''It turns a named axis positional; marks none.'''")
+    assert not said(
+        word, "def returned(x):\n    '''It turns a named axis positional; marks none.'''"
+    )
 
 
 @pytest.mark.parametrize(
-    "source", ["class Part: pass", "def f(parts): pass", "def part(): pass", "class V:\n    part: int"]
+    "source",
+    ["class Part: pass", "def f(parts): pass", "def part(): pass", "class V:\n    part: int"],
 )
 def test_a_definition_would_be_found(source):
     assert list(called("part", source))

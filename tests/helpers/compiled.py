@@ -17,29 +17,44 @@ class Transfer(NamedTuple):
     groups: frozenset[tuple[int, ...]]
 
 
-KINDS = ["all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast"]
+KINDS = [
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "collective-permute",
+    "reduce-scatter",
+    "collective-broadcast",
+]
 COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\((.*)")
 
 
 def transfers(hlo):
     """The collectives of a compiled module."""
-    return [_transfer(*match.groups()) for match in map(COLLECTIVE.search, hlo.splitlines()) if match]
+    return [
+        _transfer(*match.groups()) for match in map(COLLECTIVE.search, hlo.splitlines()) if match
+    ]
 
 
 def _transfer(result, kind, rest):
     shapes = re.findall(r"\w+\[([\d,]*)\]", result)
     elements = sum(math.prod(int(d) for d in shape.split(",") if d) for shape in shapes)
     if kind == "collective-permute":
-        return Transfer(kind, elements, device_lists(re.search(r"source_target_pairs=\{(\{.*?\})\}", rest)[1]))
+        return Transfer(
+            kind, elements, device_lists(re.search(r"source_target_pairs=\{(\{.*?\})\}", rest)[1])
+        )
     groups = replica_groups(rest)
     size = len(next(iter(groups)))
     return Transfer(
-        kind, {"all-gather": elements // size, "reduce-scatter": elements * size}.get(kind, elements), groups
+        kind,
+        {"all-gather": elements // size, "reduce-scatter": elements * size}.get(kind, elements),
+        groups,
     )
 
 
 def device_lists(text):
-    return frozenset(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}?", text))
+    return frozenset(
+        tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}?", text)
+    )
 
 
 def replica_groups(text):
@@ -47,7 +62,9 @@ def replica_groups(text):
     if match := re.search(r"replica_groups=\{(\{.*?\})\}", text):
         return device_lists(match[1])
     if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        shape, base, order = ([int(d) for d in part.split(",")] if part else None for part in match.groups())
+        shape, base, order = (
+            [int(d) for d in part.split(",")] if part else None for part in match.groups()
+        )
         return _rows(np.arange(np.prod(base)).reshape(base).transpose(order).reshape(shape))
     mesh, axes = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", text).groups()
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}

@@ -20,7 +20,13 @@ SECONDS = 200
 
 def run(*arguments, cwd, plain=False, warn="error", **variables):
     """The end of a program under ``python -m xmap_compat`` (or plain Python), with warnings as errors or ignored."""
-    return _ask("plain" if plain else "program", list(map(str, arguments)), os.path.abspath(cwd), warn, variables)
+    return _ask(
+        "plain" if plain else "program",
+        list(map(str, arguments)),
+        os.path.abspath(cwd),
+        warn,
+        variables,
+    )
 
 
 def _ask(kind, content, cwd, warn, variables=None):
@@ -46,10 +52,14 @@ def _ask(kind, content, cwd, warn, variables=None):
 
 @functools.cache
 def _server():
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))
+    }
     environment.update(JAX_PLATFORMS="cpu", OPENBLAS_NUM_THREADS="1")
     command = [sys.executable, "-W", "error", __file__]
-    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     atexit.register(server.communicate)
     return server
 

@@ -106,7 +106,10 @@ def is_spec(x):
 
 def read_spec(x):
     if isinstance(x, dict):
-        require(all(type(k) in (int, np.int64) and k >= 0 for k in x), "positions are integers, and not negative")
+        require(
+            all(type(k) in (int, np.int64) and k >= 0 for k in x),
+            "positions are integers, and not negative",
+        )
         spec = Spec(dict(x), None)
     else:
         entries = list(x[:-1] if x and x[-1] is ... else x)
@@ -155,7 +158,10 @@ def broadcast(spec, value, is_leaf):
     """``(specification, leaf)`` for every leaf of a value."""
     if isinstance(spec, Spec):
         return [(spec, leaf) for leaf in jax.tree.leaves(value, is_leaf=is_leaf)]
-    require(not is_leaf(value) and type(spec) is type(value), "the specifications are a prefix of the value")
+    require(
+        not is_leaf(value) and type(spec) is type(value),
+        "the specifications are a prefix of the value",
+    )
     if spec is None:
         return []
     require(len(spec) == len(value), "the specifications are a prefix of the value")
@@ -186,7 +192,10 @@ class Call:
         specs = read_tree(tuple(self.in_axes) if is_list_of_specs(self.in_axes) else self.in_axes)
         require(not (type(self.out_axes) is tuple and not self.out_axes), "there are results")
         out_specs = read_tree(self.out_axes)
-        require(self.results is not None or not names_in(out_specs), "None, for a missing return, has no names")
+        require(
+            self.results is not None or not names_in(out_specs),
+            "None, for a missing return, has no names",
+        )
         given = read_sizes(self.axis_sizes)
         names = list(dict.fromkeys([*names_in(specs), *given]))
         require(set(names_in(out_specs)) <= set(names), "names of out_axes are known")
@@ -201,7 +210,10 @@ class Call:
             out_specs = tuple(out_specs)
         is_expression = lambda x: isinstance(x, (Leaf, Total, Index, Constant))
         outs = iter(
-            [model.leave(s, model.compute(e, leaves)) for s, e in broadcast(out_specs, self.results, is_expression)]
+            [
+                model.leave(s, model.compute(e, leaves))
+                for s, e in broadcast(out_specs, self.results, is_expression)
+            ]
         )
         return jax.tree.map(lambda _: next(outs), self.results)
 
@@ -211,7 +223,10 @@ class Call:
         placed = {}
         for name in sizes:
             entries = resources.get(name, ())
-            require(all(isinstance(r, SerialLoop) or r in in_scope for r in entries), "resources are in scope")
+            require(
+                all(isinstance(r, SerialLoop) or r in in_scope for r in entries),
+                "resources are in scope",
+            )
             loops = [isinstance(r, SerialLoop) or r == "l" for r in entries]
             require(loops == sorted(loops), "loops come last")
             lengths = [r.length if isinstance(r, SerialLoop) else in_scope[r] for r in entries]
@@ -239,7 +254,11 @@ def read_resources(resources):
         entries = tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
         named = [r for r in entries if not isinstance(r, SerialLoop)]
         for r in named:
-            meant = r is not None and r is not ... and not isinstance(r, (tuple, type, jax.sharding.PartitionSpec))
+            meant = (
+                r is not None
+                and r is not ...
+                and not isinstance(r, (tuple, type, jax.sharding.PartitionSpec))
+            )
             require(meant and is_hashable(r), "resources are names")
         require(len(set(named)) == len(named), "resources are distinct")
         read[name] = entries
@@ -250,7 +269,10 @@ def infer_sizes(pairs, given):
     sizes = dict(given)
     for spec, leaf in pairs:
         shape = np.shape(leaf)
-        require(all(k < len(shape) for k in spec.positions), "an array has the dimensions that are named")
+        require(
+            all(k < len(shape) for k in spec.positions),
+            "an array has the dimensions that are named",
+        )
         require(spec.rank in (None, len(shape)), "an array has the rank that is asserted")
         for k, name in spec.positions.items():
             require(sizes.setdefault(name, shape[k]) == shape[k], "sizes agree")
@@ -267,7 +289,9 @@ class Model:
     def checked(self, names):
         """Two axes that need one resource do not meet in a value."""
         for a, b in itertools.combinations(names, 2):
-            shared = {r for r in self.resources[a] if not isinstance(r, SerialLoop)} & set(self.resources[b])
+            shared = {r for r in self.resources[a] if not isinstance(r, SerialLoop)} & set(
+                self.resources[b]
+            )
             require(not shared, "axes on one resource do not meet")
 
     def enter(self, spec, data):
@@ -293,7 +317,10 @@ class Model:
             part = leaf.data.sum(tuple(range(len(leaf.names), leaf.data.ndim)), dtype=np.float64)
             names = self.arrays.ordered({*total.names, *leaf.names})
             self.checked(names)
-            both = [self.arrays.expanded(v, names) for v in (total, Named(self.arrays, part, leaf.names))]
+            both = [
+                self.arrays.expanded(v, names)
+                for v in (total, Named(self.arrays, part, leaf.names))
+            ]
             total = Named(self.arrays, sum(both), names)
         return self.arrays.psum(total, over) if over else total
 
@@ -305,4 +332,6 @@ class Model:
         require(all(k < rank for k in spec.positions), "a result has the dimensions that are named")
         require(spec.rank in (None, rank), "a result has the rank that is asserted")
         position = {name: k for k, name in spec.positions.items()}
-        return np.moveaxis(self.arrays.expanded(value, wanted), range(len(wanted)), [position[n] for n in wanted])
+        return np.moveaxis(
+            self.arrays.expanded(value, wanted), range(len(wanted)), [position[n] for n in wanted]
+        )

@@ -12,7 +12,9 @@ import pickle
 import sys
 
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    )
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
@@ -42,16 +44,27 @@ def many_values(a, b, c):
 def reductions(a, b, c):
     total = lax.psum(a * b * c, ("alpha", "beta", "gamma"))
     parts = lax.pmean(a * b, ("beta", "alpha")), lax.pmax(b * c, ("gamma", "beta"))
-    return total, parts, lax.all_gather(a * c, ("gamma", "alpha")).sum(), lax.axis_index(("gamma", "alpha", "beta"))
+    return (
+        total,
+        parts,
+        lax.all_gather(a * c, ("gamma", "alpha")).sum(),
+        lax.axis_index(("gamma", "alpha", "beta")),
+    )
 
 
 def exchanges(a, b, c):
     moved = lax.ppermute(a * b, "alpha", [(k, (k + 3) % 8) for k in range(8)])
-    return moved, lax.pshuffle(b * c, "beta", [1, 0, 3, 2]), lax.psum_scatter(jnp.arange(8.0) * a, "alpha")
+    return (
+        moved,
+        lax.pshuffle(b * c, "beta", [1, 0, 3, 2]),
+        lax.psum_scatter(jnp.arange(8.0) * a, "alpha"),
+    )
 
 
 def contractions(a, b, c):
-    return einsum("{alpha},{alpha,beta},{beta,gamma}->{gamma}", a, a * b, b * c), lax.psum(a * b, "alpha")
+    return einsum("{alpha},{alpha,beta},{beta,gamma}->{gamma}", a, a * b, b * c), lax.psum(
+        a * b, "alpha"
+    )
 
 
 @jax.custom_vjp
@@ -96,16 +109,23 @@ def _newton(f, x):
 def control_flow(a, b, c):
     looped = lax.fori_loop(0, 3, lambda k, x: jnp.sin(x) + a * b, c)
     chosen = lax.cond(jnp.sum(a) > 0, lambda x, y: (x * b, y), lambda x, y: (x, y * c), a, b)
-    until = lax.while_loop(lambda s: s[0] < lax.pmax(a, "alpha"), lambda s: (s[0] + 1, s[1] * b * c), (a, c))
+    until = lax.while_loop(
+        lambda s: s[0] < lax.pmax(a, "alpha"), lambda s: (s[0] + 1, s[1] * b * c), (a, c)
+    )
     return looped, chosen, until, jax.checkpoint(lambda x: jnp.sin(x) * b)(a * c)
 
 
 def nested(a, b, c):
     resources = {"delta": "x", "epsilon": SerialLoop(2)}
     axes = (["delta"], ["epsilon"]), ["delta", "epsilon"]
-    placed = xmap(lambda x, y: (x * a + y * b) * c + lax.pmean(x, "delta"), *axes, axis_resources=resources)
+    placed = xmap(
+        lambda x, y: (x * a + y * b) * c + lax.pmean(x, "delta"), *axes, axis_resources=resources
+    )
     summed = xmap(
-        lambda x, y: lax.psum(x * a + y * b, ("delta", "epsilon")), axes[0], {}, axis_resources={"delta": "x"}
+        lambda x, y: lax.psum(x * a + y * b, ("delta", "epsilon")),
+        axes[0],
+        {},
+        axis_resources={"delta": "x"},
     )
     return placed(jnp.arange(4.0), jnp.arange(2.0)), summed(jnp.arange(8.0), jnp.arange(3.0))
 
@@ -138,11 +158,15 @@ def own_texts():
             mapped = xmap(body, tuple([n] for n in NAMES), [*NAMES, ...], axis_resources=resources)
             with mesh, serial_loop("loop", 2):
                 calls: list[str] = []
-                end = watch_everywhere(Watcher(traced=lambda *call, calls=calls: calls.append(fingerprint_text(*call))))
+                end = watch_everywhere(
+                    Watcher(traced=lambda *call, calls=calls: calls.append(fingerprint_text(*call)))
+                )
                 yield f"{body.__name__} {k}", mapped.lower(*args).as_text()
                 end()
                 yield f"fingerprint of {body.__name__} {k}", "\n".join(calls)
-                gradient = jax.jit(jax.grad(lambda *args, f=mapped: _total(f(*args)), argnums=(0, 1, 2)))
+                gradient = jax.jit(
+                    jax.grad(lambda *args, f=mapped: _total(f(*args)), argnums=(0, 1, 2))
+                )
                 if body is not control_flow:  # a while loop has no backward derivative
                     yield f"gradient of {body.__name__} {k}", gradient.lower(*args).as_text()
 
@@ -154,7 +178,9 @@ def fingerprint_text(declared, placed, args):
 
 
 def _total(results):
-    return sum(jnp.sum(r) for r in jax.tree.leaves(results) if jnp.issubdtype(r.dtype, jnp.floating))
+    return sum(
+        jnp.sum(r) for r in jax.tree.leaves(results) if jnp.issubdtype(r.dtype, jnp.floating)
+    )
 
 
 def random_texts(pairs):

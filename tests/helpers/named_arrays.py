@@ -78,7 +78,9 @@ class Model:
 
     def __init__(self, sizes, xp=np):
         self.sizes, self.xp = dict(sizes), xp
-        self.differentiated = frozenset()  # the axes in scope where a derivative inside the body is taken
+        self.differentiated = (
+            frozenset()
+        )  # the axes in scope where a derivative inside the body is taken
 
     # ------------------------------------------------------------------ named and positional
 
@@ -112,7 +114,9 @@ class Model:
         names = self.ordered(n for v in values for n in v.names)
         data = [self.xp.asarray(v.data) for v in values]
         for name in reversed(names):
-            function = self._over(function, [0 if name in v.names else None for v in values], self.sizes[name])
+            function = self._over(
+                function, [0 if name in v.names else None for v in values], self.sizes[name]
+            )
         return Named(self, self.xp.asarray(function(*data)), names)
 
     def _over(self, function, in_axes, size):
@@ -133,7 +137,9 @@ class Model:
         order = self.ordered({*value.names, *names})
         data = self.expanded(value, order)
         data = self.xp.moveaxis(data, [order.index(n) for n in names], range(len(names)))
-        return data.reshape((math.prod(self.sizes[n] for n in names), *data.shape[len(names) :])), kept
+        return data.reshape(
+            (math.prod(self.sizes[n] for n in names), *data.shape[len(names) :])
+        ), kept
 
     def parts(self, data, names, kept):
         """Undo :meth:`whole`: the first dimension is the index over ``names``."""
@@ -234,7 +240,9 @@ class Model:
         return self._spmd(definition, x, names, scatter_dimension)
 
     def pdot(self, x, y, names, pos_contract=((), ()), pos_batch=((), ())):
-        product = self.pointwise(lambda a, b: contract(a, b, pos_contract, pos_batch, self.xp), x, y)
+        product = self.pointwise(
+            lambda a, b: contract(a, b, pos_contract, pos_batch, self.xp), x, y
+        )
         held = [n for n in _tuple(names) if n in self.differentiated]
         if self.xp is np or not held:
             return self.psum(product, names)
@@ -264,7 +272,10 @@ class Model:
 
     def softmax(self, x, axis):
         axes = _tuple(axis)
-        names, dims = [a for a in axes if isinstance(a, str)], [a for a in axes if not isinstance(a, str)]
+        names, dims = (
+            [a for a in axes if isinstance(a, str)],
+            [a for a in axes if not isinstance(a, str)],
+        )
         exponential = self.pointwise(lambda v: self.xp.exp(v), x)
         total = self.pointwise(lambda v: v.sum(tuple(dims), keepdims=True), exponential)
         return exponential / (self.psum(total, names) if names else total)
@@ -282,7 +293,9 @@ class Model:
             carry, y = body(carry, self._map(lambda x, k=k: x[k], xs))
             stacked.append(y)
         stacked = stacked[::-1] if reverse else stacked
-        return carry, self._map(lambda *ys: self.pointwise(lambda *rows: self.xp.stack(rows), *ys), *stacked)
+        return carry, self._map(
+            lambda *ys: self.pointwise(lambda *rows: self.xp.stack(rows), *ys), *stacked
+        )
 
     def fori_loop(self, lower, upper, body, carry):
         if isinstance(upper, Named):
@@ -311,7 +324,9 @@ class Model:
             going = self.named(condition(state))
             if self.xp is np and not going.data.any():
                 return state
-            state = self._map(lambda new, old, going=going: self._select(going, new, old), body(state), state)
+            state = self._map(
+                lambda new, old, going=going: self._select(going, new, old), body(state), state
+            )
         if self.xp is np:
             assert not self.named(condition(state)).data.any(), "more steps than a program may take"
         return state
@@ -358,7 +373,11 @@ class Model:
                 def total(data):
                     return self.expanded(function(Named(self, data, names)), names).sum()
 
-                gradient = jax.grad(total) if isinstance(data, jax.core.Tracer) else jax.jit(jax.grad(total))
+                gradient = (
+                    jax.grad(total)
+                    if isinstance(data, jax.core.Tracer)
+                    else jax.jit(jax.grad(total))
+                )
                 gradient = gradient(jnp.asarray(data, jnp.float32))
             return Named(self, self.xp.asarray(gradient), names)
 
@@ -397,9 +416,13 @@ def by_model(body, in_axes, out_axes, xp=np):
     """
 
     def function(*arrays):
-        sizes = {n: size for array, names in zip(arrays, in_axes) for n, size in zip(names, array.shape)}
+        sizes = {
+            n: size for array, names in zip(arrays, in_axes) for n, size in zip(names, array.shape)
+        }
         model = Model(sizes, xp)
-        results = _in_namespace(body, model.namespace())(*(Named(model, a, n) for a, n in zip(arrays, in_axes)))
+        results = _in_namespace(body, model.namespace())(
+            *(Named(model, a, n) for a, n in zip(arrays, in_axes))
+        )
         return model._map(lambda r: model.expanded(model.named(r), out_axes), results)
 
     return function
@@ -410,7 +433,9 @@ def _in_namespace(body, meanings):
     names = {**body.__globals__, **meanings}
 
     def moved(function):
-        return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+        return FunctionType(
+            function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+        )
 
     for name, value in body.__globals__.items():
         if isinstance(value, FunctionType) and value.__globals__ is body.__globals__:
@@ -431,7 +456,9 @@ class Functions:
         model = self._model
         if args and isinstance(args[0], (list, tuple)) and all(map(_is_named, args[0])):
             operands = args[0]
-            return model.pointwise(lambda *xs: getattr(model.xp, name)(list(xs), *args[1:], **options), *operands)
+            return model.pointwise(
+                lambda *xs: getattr(model.xp, name)(list(xs), *args[1:], **options), *operands
+            )
         operands = [a for a in args if isinstance(a, Named)]
         places = [k for k, a in enumerate(args) if isinstance(a, Named)]
 
@@ -489,7 +516,10 @@ class CustomRule:
             @on_data.defjvp
             def on_tangents(primals, tangents):
                 with model.back_among(sizes):
-                    return tuple(layout(v) for v in self.rule([wrap(p) for p in primals], [wrap(t) for t in tangents]))
+                    return tuple(
+                        layout(v)
+                        for v in self.rule([wrap(p) for p in primals], [wrap(t) for t in tangents])
+                    )
 
             return Named(model, on_data(x.data), result.names)
 
@@ -508,7 +538,9 @@ class CustomRule:
             tree, residual_names = kinds
             with model.back_among(sizes):
                 flat = [Named(model, r, n) for r, n in zip(residual, residual_names)]
-                (ct,) = self.backward(jax.tree.unflatten(tree, flat), Named(model, cotangent, result.names))
+                (ct,) = self.backward(
+                    jax.tree.unflatten(tree, flat), Named(model, cotangent, result.names)
+                )
                 extra = [n for n in ct.names if n not in names]
                 ct = model.psum(ct, extra) if extra else ct
                 return (model.expanded(ct, names),)

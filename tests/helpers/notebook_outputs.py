@@ -57,7 +57,9 @@ def _is_close(stored: str, found: str, rtol: float, atol: float) -> bool:
     return math.isclose(a, b, rel_tol=rtol, abs_tol=atol) or (math.isnan(a) and math.isnan(b))
 
 
-def difference(stored: CellOutput, found: CellOutput, cell: int, rtol: float = RTOL, atol: float = ATOL) -> str:
+def difference(
+    stored: CellOutput, found: CellOutput, cell: int, rtol: float = RTOL, atol: float = ATOL
+) -> str:
     """What to print if a cell (counted from 1) does not show what is stored; empty if it does.
 
     An exception that is stored is expected, by its type: messages may be worded better.
@@ -65,7 +67,10 @@ def difference(stored: CellOutput, found: CellOutput, cell: int, rtol: float = R
     lines: list[str] = []
     if stored.error != found.error:
         expected = stored.error or "no exception"
-        lines += [f"cell {cell}: {expected} expected, but found {found.error or 'none'}", found.traceback]
+        lines += [
+            f"cell {cell}: {expected} expected, but found {found.error or 'none'}",
+            found.traceback,
+        ]
     if not same_text(stored.text, found.text, rtol, atol):
         before, after = (_steady(text).splitlines() for text in (stored.text, found.text))
         lines += [f"cell {cell}: its output:"]

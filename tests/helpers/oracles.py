@@ -128,7 +128,9 @@ class Model:
         for parts in zip(*map(participants, operands)):
             held = [None] * n
             for group in members:
-                for member, value in zip(group, definition(*[[p[k] for k in group] for p in parts])):
+                for member, value in zip(
+                    group, definition(*[[p[k] for k in group] for p in parts])
+                ):
                     held[member] = np.asarray(value)
             results.append(np.stack(held))
         out = np.stack(results)
@@ -152,7 +154,9 @@ class Model:
 
     def psum(self, x, axis_name, axis_index_groups=None):
         x = _as_summable(x)
-        return self._reduce(lambda v, dims: v.sum(dims, dtype=x.dtype), x, axis_name, axis_index_groups)
+        return self._reduce(
+            lambda v, dims: v.sum(dims, dtype=x.dtype), x, axis_name, axis_index_groups
+        )
 
     def pmax(self, x, axis_name, axis_index_groups=None):
         return self._reduce(np.max, x, axis_name, axis_index_groups)
@@ -166,7 +170,9 @@ class Model:
         return total / np.asarray(n, total.dtype)
 
     def axis_index(self, axis_name):
-        return self.spmd(lambda parts: np.arange(len(parts), dtype=np.int32), axis_name, self.whole(0, ()))
+        return self.spmd(
+            lambda parts: np.arange(len(parts), dtype=np.int32), axis_name, self.whole(0, ())
+        )
 
     def ppermute(self, x, axis_name, perm):
         return self.spmd(lambda parts: permute(parts, perm), axis_name, x)
@@ -178,9 +184,13 @@ class Model:
         return self.spmd(lambda parts: [parts[source]] * len(parts), axis_name, x)
 
     def all_gather(self, x, axis_name, axis=0, tiled=False, axis_index_groups=None):
-        return self.spmd(lambda parts: gather(parts, axis, tiled), axis_name, x, groups=axis_index_groups)
+        return self.spmd(
+            lambda parts: gather(parts, axis, tiled), axis_name, x, groups=axis_index_groups
+        )
 
-    def all_to_all(self, x, axis_name, split_axis, concat_axis, tiled=False, axis_index_groups=None):
+    def all_to_all(
+        self, x, axis_name, split_axis, concat_axis, tiled=False, axis_index_groups=None
+    ):
         definition = lambda parts: exchange(parts, split_axis, concat_axis, tiled)
         return self.spmd(definition, axis_name, x, groups=axis_index_groups)
 
@@ -197,20 +207,34 @@ class Model:
         definition = lambda parts: scatter_sum(parts, scatter_dimension, tiled)
         return self.spmd(definition, axis_name, x, groups=axis_index_groups)
 
-    def pdot(self, x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), preferred_element_type=None):
+    def pdot(
+        self,
+        x,
+        y,
+        axis_name,
+        pos_contract=((), ()),
+        pos_batch=((), ()),
+        preferred_element_type=None,
+    ):
         dtype = preferred_element_type or x.dtype
 
         def definition(xs, ys):
-            products = [contract(_wide(x), _wide(y), pos_contract, pos_batch) for x, y in zip(xs, ys)]
+            products = [
+                contract(_wide(x), _wide(y), pos_contract, pos_batch) for x, y in zip(xs, ys)
+            ]
             return [sum(products[1:], products[0]).astype(dtype)] * len(xs)
 
         return self.spmd(definition, axis_name, x, y)
 
     def pargmax(self, x, axis_name):
-        return self.spmd(lambda parts: [np.argmax(parts, 0).astype(np.int32)] * len(parts), axis_name, x)
+        return self.spmd(
+            lambda parts: [np.argmax(parts, 0).astype(np.int32)] * len(parts), axis_name, x
+        )
 
     def pargmin(self, x, axis_name):
-        return self.spmd(lambda parts: [np.argmin(parts, 0).astype(np.int32)] * len(parts), axis_name, x)
+        return self.spmd(
+            lambda parts: [np.argmin(parts, 0).astype(np.int32)] * len(parts), axis_name, x
+        )
 
     # between the devices of an xmap inside an xmap
 

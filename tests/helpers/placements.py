@@ -53,7 +53,9 @@ def around(uses, body, placement):
     """The results of every use of the mapped body, under a placement; and those of ``jax.vmap``."""
     a, b, resources = PLACEMENTS[placement]
     with mesh42():
-        results = _all_around(uses, xmap(body, IN_AXES, OUT_AXES, axis_resources=resources))(*arguments(a, b))
+        results = _all_around(uses, xmap(body, IN_AXES, OUT_AXES, axis_resources=resources))(
+            *arguments(a, b)
+        )
     return results, _around_vmap(uses, body, a, b)
 
 

@@ -59,7 +59,9 @@ class Member:
             assert _jax.process_store().wait("members", f"{name} {k}", TIMEOUT) == "done"
 
     def call(self, body=lambda v: v * 2, in_axes=ROWS, out_axes=ROWS, resources=None, args=(X,)):
-        return xmap(body, in_axes, out_axes, axis_resources={"i": "x"} if resources is None else resources)(*args)
+        return xmap(
+            body, in_axes, out_axes, axis_resources={"i": "x"} if resources is None else resources
+        )(*args)
 
 
 def shifted(v):
@@ -91,7 +93,9 @@ def fault(run):
 
 @fault
 def another_body(m):
-    return m.call((lambda v: v - lax.pmean(v, "i")) if m.strays else (lambda v: v - lax.psum(v, "i")))
+    return m.call(
+        (lambda v: v - lax.pmean(v, "i")) if m.strays else (lambda v: v - lax.psum(v, "i"))
+    )
 
 
 @fault
@@ -221,7 +225,10 @@ def traced_by_one(m):
 @fault
 def traced_by_one_and_called_otherwise(m):
     """What was traced is compared when it is called."""
-    f, g = (xmap(body, ROWS, ROWS, axis_resources={"i": "x"}) for body in (lambda v: v * 2, lambda v: v * 3))
+    f, g = (
+        xmap(body, ROWS, ROWS, axis_resources={"i": "x"})
+        for body in (lambda v: v * 2, lambda v: v * 3)
+    )
     if m.strays:
         f.lower(X)
     return (f if m.strays else g)(X)
@@ -240,7 +247,9 @@ def a_mesh_of_some(m):
     """Those who have no device on a mesh are not waited for; they have no part of its arrays."""
     some = mesh(m.mesh.devices[1:], ("x", "y"))
     if m.index == 0:
-        nothing = jax.make_array_from_callback(X.shape, whole_on(some), lambda index: X[index], dtype=X.dtype)
+        nothing = jax.make_array_from_callback(
+            X.shape, whole_on(some), lambda index: X[index], dtype=X.dtype
+        )
         with pytest.raises(ValueError, match="result has no part on devices of process 0"):
             process_array(nothing)
         return shared(m)

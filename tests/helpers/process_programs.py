@@ -20,7 +20,17 @@ import process_faults
 import pytest
 from jax import lax
 
-from xmap_compat import SerialLoop, global_array, mesh, pargmax, pdot, pgather, process_array, serial_loop, xmap
+from xmap_compat import (
+    SerialLoop,
+    global_array,
+    mesh,
+    pargmax,
+    pdot,
+    pgather,
+    process_array,
+    serial_loop,
+    xmap,
+)
 
 LIMIT = 240  # seconds for everything on a busy machine
 HEARTBEAT = 10  # seconds until a process that has died is missed
@@ -68,7 +78,12 @@ class Process:
         """The rows of ``whole`` for the devices of this process, found by hand."""
         x, y = np.nonzero(self.grid // (self.grid.size // self.count) == self.index)
         nx, ny = self.grid.shape
-        placements = {"x": (x, nx), "y": (y, ny), ("x", "y"): (ny * x + y, nx * ny), ("y", "x"): (nx * y + x, nx * ny)}
+        placements = {
+            "x": (x, nx),
+            "y": (y, ny),
+            ("x", "y"): (ny * x + y, nx * ny),
+            ("y", "x"): (nx * y + x, nx * ny),
+        }
         number, pieces = placements[placement]
         return np.concatenate([np.split(whole, pieces)[k] for k in np.unique(number)])
 
@@ -90,10 +105,18 @@ COLLECTIVES = {
     "pmax": (lambda v: lax.pmax(v, "i"), [...], lambda: X.max(0)),
     "pmin": (lambda v: lax.pmin(v, "i"), [...], lambda: X.min(0)),
     "pargmax": (lambda v: pargmax(v, "i"), [...], lambda: X.argmax(0)),
-    "psum of groups": (lambda v: lax.psum(v, "i", axis_index_groups=GROUPS), ROWS, lambda: sums_of_groups()),
+    "psum of groups": (
+        lambda v: lax.psum(v, "i", axis_index_groups=GROUPS),
+        ROWS,
+        lambda: sums_of_groups(),
+    ),
     "pbroadcast": (lambda v: lax.pbroadcast(v, "i", 5), [...], lambda: X[5]),
     "pgather": (lambda v: pgather(v, jnp.array([3, 11]), "i"), [...], lambda: X[[3, 11]]),
-    "pdot": (lambda v: pdot(v, v[1:], "i"), [...], lambda: np.sum(X[:, :, None] * X[:, None, 1:], 0)),
+    "pdot": (
+        lambda v: pdot(v, v[1:], "i"),
+        [...],
+        lambda: np.sum(X[:, :, None] * X[:, None, 1:], 0),
+    ),
     "all_gather": (lambda v: v[0] * lax.all_gather(v, "i"), ROWS, lambda: X[:, :1, None] * X),
     "ppermute": (lambda v: lax.ppermute(v, "i", RING), ROWS, lambda: np.roll(X, 3, axis=0)),
     "pshuffle": (lambda v: lax.pshuffle(v, "i", SHUFFLE), ROWS, lambda: X[SHUFFLE]),
@@ -107,9 +130,15 @@ COLLECTIVES = {
         ROWS,
         lambda: np.outer(np.arange(ROW_COUNT), X[:, 0]),
     ),
-    "axis_index": (lambda v: v + lax.axis_index("i"), ROWS, lambda: X + np.arange(ROW_COUNT)[:, None]),
+    "axis_index": (
+        lambda v: v + lax.axis_index("i"),
+        ROWS,
+        lambda: X + np.arange(ROW_COUNT)[:, None],
+    ),
     "loops of different lengths": (
-        lambda v: lax.while_loop(lambda c: c < 9, lambda c: c + lax.pmax(c, "i"), 1.0 + lax.axis_index("i")),
+        lambda v: lax.while_loop(
+            lambda c: c < 9, lambda c: c + lax.pmax(c, "i"), 1.0 + lax.axis_index("i")
+        ),
         ROWS,
         lambda: raised_to(9.0, 1.0 + np.arange(ROW_COUNT)),
     ),
@@ -126,7 +155,12 @@ def sums_of_groups():
 def collectives(process, placement):
     """All of them in one function, as each function that is compiled takes its time."""
     bodies, out_axes, _ = ({name: c[k] for name, c in COLLECTIVES.items()} for k in range(3))
-    f = xmap(lambda v: {n: body(v) for n, body in bodies.items()}, ROWS, out_axes, axis_resources={"i": placement})
+    f = xmap(
+        lambda v: {n: body(v) for n, body in bodies.items()},
+        ROWS,
+        out_axes,
+        axis_resources={"i": placement},
+    )
     return f(process.bring(X, placement))
 
 
@@ -162,7 +196,10 @@ def whole_file(process):
 
 def tree_of_parts(process):
     """A batch as a tree, of which each process has some rows, and weights split by columns."""
-    batch = {"x": process.part(X, ("x", "y")), "row": process.part(np.arange(ROW_COUNT), ("x", "y"))}
+    batch = {
+        "x": process.part(X, ("x", "y")),
+        "row": process.part(np.arange(ROW_COUNT), ("x", "y")),
+    }
     columns = process.part(W.T, "y").T
     resources = {"i": ("x", "y"), "j": "y"}
     return global_array((batch, columns), (ROWS, [None, "j"]), resources)
@@ -174,7 +211,9 @@ def keys_of_rows(process):
     keys = jax.vmap(jax.random.key)(numbers)
     made = global_array(keys, ["i"], {"i": "x"})
     assert (process_array(made) == keys).all()
-    return xmap(lambda key: jax.random.bits(key, (3,)), ["i"], ROWS, axis_resources={"i": "x"})(made)
+    return xmap(lambda key: jax.random.bits(key, (3,)), ["i"], ROWS, axis_resources={"i": "x"})(
+        made
+    )
 
 
 def bits_of_rows():
@@ -194,7 +233,9 @@ def refused(process):
 
 def read_back(process):
     """What a process has of a result, and the whole; JAX gives neither to NumPy."""
-    f = xmap(lambda v: (v + 1, lax.psum(v, "i")), ROWS, (ROWS, [...]), axis_resources={"i": ("x", "y")})
+    f = xmap(
+        lambda v: (v + 1, lax.psum(v, "i")), ROWS, (ROWS, [...]), axis_resources={"i": ("x", "y")}
+    )
     rows, total = f(process.bring(X, ("x", "y")))
     with pytest.raises(RuntimeError, match="non-addressable"):
         np.asarray(rows)
@@ -214,9 +255,13 @@ def no_block(process):
     devices = np.array(jax.devices()).reshape(process.count, -1)
     if process.count == 2 and devices.shape[1] == 2:
         corners = mesh([[devices[0, 0], devices[1, 0]], [devices[1, 1], devices[0, 1]]], ("x", "y"))
-        sharding = jax.sharding.NamedSharding(corners.physical_mesh, jax.sharding.PartitionSpec("x", "y"))
+        sharding = jax.sharding.NamedSharding(
+            corners.physical_mesh, jax.sharding.PartitionSpec("x", "y")
+        )
         array = jax.make_array_from_callback(X.shape, sharding, lambda index: X[index])
-        with pytest.raises(ValueError, match=r"The parts of result in this process .* are no block of rows"):
+        with pytest.raises(
+            ValueError, match=r"The parts of result in this process .* are no block of rows"
+        ):
             process_array(array)
         np.testing.assert_array_equal(process_array(array, whole=True), X)
     return process.bring(X, "x")
@@ -246,9 +291,15 @@ GRADIENTS = [{"i": "x"}, {"i": "x", "j": "y"}, {"i": "y", "k": "x"}, {"i": ("y",
 
 for placement in ["x", "y", ("x", "y"), ("y", "x")]:
     expected = lambda: {name: whole() for name, (_, _, whole) in COLLECTIVES.items()}
-    PROGRAMS[f"collectives over {placement}"] = (functools.partial(collectives, placement=placement), expected)
+    PROGRAMS[f"collectives over {placement}"] = (
+        functools.partial(collectives, placement=placement),
+        expected,
+    )
 for resources in GRADIENTS:
-    PROGRAMS[f"gradients with {resources}"] = (functools.partial(gradients, resources=resources), gradients_by_hand)
+    PROGRAMS[f"gradients with {resources}"] = (
+        functools.partial(gradients, resources=resources),
+        gradients_by_hand,
+    )
 PROGRAMS |= {
     "whole file": (whole_file, lambda: X),
     "tree of parts": (tree_of_parts, lambda: ({"x": X, "row": np.arange(ROW_COUNT)}, W)),
@@ -274,7 +325,9 @@ def chosen(quickly):
 
 def plan_of(process):
     """What each process says of the same call."""
-    loss = xmap(named_loss, (["i", "k"], ["k", "j"]), ({}, ["i", "j"]), axis_resources={"i": "x", "j": "y"})
+    loss = xmap(
+        named_loss, (["i", "k"], ["k", "j"]), ({}, ["i", "j"]), axis_resources={"i": "x", "j": "y"}
+    )
     return str(loss.plan(X, W))
 
 

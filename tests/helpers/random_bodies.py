@@ -31,7 +31,10 @@ def matrix(v, w):
 
 
 def symmetric(v, w):
-    return jnp.diag(jnp.float32([2, 4, 6])) + (jnp.outer(jnp.tanh(v), w) + jnp.outer(w, jnp.tanh(v))) / 4
+    return (
+        jnp.diag(jnp.float32([2, 4, 6]))
+        + (jnp.outer(jnp.tanh(v), w) + jnp.outer(w, jnp.tanh(v))) / 4
+    )
 
 
 def cholesky(v, w):
@@ -69,14 +72,18 @@ def cg_of_branches(v, w):
 
 def root_of_branches(v, w):
     equation = lambda x: branching(w)(x) - jnp.sin(v)
-    return lax.custom_root(equation, v, lambda f, x: x - f(x) / factor(w), lambda g, y: y / factor(w))
+    return lax.custom_root(
+        equation, v, lambda f, x: x - f(x) / factor(w), lambda g, y: y / factor(w)
+    )
 
 
 # JAX (to 0.12) fails in the derivative of a reduction if one operand has none: all depend on v.
 def reduce_pairs(v, w):
     """A product of complex numbers, by a computation of two operands."""
     times = lambda x, y: (x[0] * y[0] - x[1] * y[1], x[1] * y[0] + x[0] * y[1])
-    real, imaginary = lax.reduce((jnp.tanh(v), v * w), (jnp.float32(1), jnp.float32(0)), times, (0,))
+    real, imaginary = lax.reduce(
+        (jnp.tanh(v), v * w), (jnp.float32(1), jnp.float32(0)), times, (0,)
+    )
     return v * real - imaginary * w / 2
 
 
@@ -112,7 +119,9 @@ ALGEBRA = {
     "root_of_branches": wide(root_of_branches),
     "reduce_pairs": wide(reduce_pairs),
     "reduce_triples": wide(reduce_triples),
-    "reduce_with": wide(lambda v, w: v * lax.reduce(v * w, jnp.float32(0), lambda x, y: x + y + x * y, (0,)) / 8),
+    "reduce_with": wide(
+        lambda v, w: v * lax.reduce(v * w, jnp.float32(0), lambda x, y: x + y + x * y, (0,)) / 8
+    ),
 }
 
 
@@ -124,14 +133,18 @@ SIMPLE = {
     "sum": lambda v, w, key: v.sum() * w,
     "max": lambda v, w, key: v.max() - w,
     "sine": lambda v, w, key: jnp.sin(v) + w,
-    "cast": lambda v, w, key: jnp.cos(v.astype(jnp.float32) + w.astype(jnp.float32)).astype(v.dtype),
+    "cast": lambda v, w, key: jnp.cos(v.astype(jnp.float32) + w.astype(jnp.float32)).astype(
+        v.dtype
+    ),
     "gather_a": lambda v, w, key: lax.all_gather(v, "a")[1] * w,
     "largest_b": lambda v, w, key: lax.pmax(lax.stop_gradient(v), "b") - w,
     "shift_a": lambda v, w, key: v - lax.ppermute(w, "a", [(0, 1), (1, 2), (2, 3), (3, 0)]),
 }
 RANDOM = {
     "uniform": lambda v, w, key: v * jax.random.uniform(key, (3,), v.dtype),
-    "normal": lambda v, w, key: v + w * jax.random.normal(jax.random.fold_in(key, 3), (3,), v.dtype),
+    "normal": lambda v, w, key: (
+        v + w * jax.random.normal(jax.random.fold_in(key, 3), (3,), v.dtype)
+    ),
     "split": lambda v, w, key: v * jax.random.uniform(jax.random.split(key, 3)[1], (), v.dtype),
     "bits": lambda v, w, key: v + (jax.random.bits(key, (3,)) % 8).astype(v.dtype) / 8,
     "permutation": lambda v, w, key: jax.random.permutation(key, v) - w,
@@ -140,11 +153,23 @@ RANDOM = {
 UNMAPPED = {
     "reduce": lambda v, w, key: v - lax.reduce(v * w, w[0], lambda x, y: jnp.maximum(x, y), (0,)),
     "reduce_two": lambda v, w, key: (
-        v - sum(lax.reduce((v, w), (w[1], v[1]), lambda x, y: (jnp.maximum(x[0], y[0]), jnp.minimum(x[1], y[1])), (0,)))
+        v
+        - sum(
+            lax.reduce(
+                (v, w),
+                (w[1], v[1]),
+                lambda x, y: (jnp.maximum(x[0], y[0]), jnp.minimum(x[1], y[1])),
+                (0,),
+            )
+        )
     ),
-    "reduce_window": lambda v, w, key: lax.reduce_window(v, w[0], jnp.maximum, (2,), (1,), [(1, 0)]) - w,
+    "reduce_window": lambda v, w, key: (
+        lax.reduce_window(v, w[0], jnp.maximum, (2,), (1,), [(1, 0)]) - w
+    ),
     "ragged_dot": wide(
-        lambda v, w: lax.ragged_dot(jnp.outer(w, v), jnp.stack([v, w])[:, :, None], jnp.int32([1, 2]))[:, 0]
+        lambda v, w: lax.ragged_dot(
+            jnp.outer(w, v), jnp.stack([v, w])[:, :, None], jnp.int32([1, 2])
+        )[:, 0]
     ),
 }
 # No all_to_all: under vmap, JAX (to 0.12) gives it other shapes inside of a gradient.
@@ -156,7 +181,9 @@ COLLECTIVE = {
     "pmax_a": lambda v, w, key: v - lax.pmax(lax.stop_gradient(v), "a") * w,
     "ppermute_a": lambda v, w, key: v - lax.ppermute(v * w, "a", [(0, 1), (1, 2), (2, 3), (3, 0)]),
     "all_gather_b": lambda v, w, key: v + (lax.all_gather(v, "b") * w).mean(0),
-    "psum_scatter_b": lambda v, w, key: v * lax.psum_scatter(jnp.concatenate([v, w]), "b", tiled=True),
+    "psum_scatter_b": lambda v, w, key: (
+        v * lax.psum_scatter(jnp.concatenate([v, w]), "b", tiled=True)
+    ),
     "index_a": lambda v, w, key: v * (1 + lax.axis_index("a").astype(v.dtype)) / 4,
     "index_b": lambda v, w, key: jnp.stack([v, w])[lax.axis_index("b")],
 }
@@ -168,11 +195,15 @@ LEAVES = ELEMENTWISE | ALGEBRA | SIMPLE | RANDOM | UNMAPPED | COLLECTIVE
 
 def vmapped(g):
     """Over v and w, so that what w decides differs in the elements."""
-    return lambda v, w, key: jax.vmap(g, (0, 0, None))(jnp.stack([v, v / 2]), jnp.stack([w, -w]), key).mean(0)
+    return lambda v, w, key: jax.vmap(g, (0, 0, None))(
+        jnp.stack([v, v / 2]), jnp.stack([w, -w]), key
+    ).mean(0)
 
 
 def vmapped_in_part(g):
-    return lambda v, w, key: jax.vmap(lambda c: g(v, w * c, key))(jnp.array([1, 0.5], v.dtype)).mean(0)
+    return lambda v, w, key: jax.vmap(lambda c: g(v, w * c, key))(
+        jnp.array([1, 0.5], v.dtype)
+    ).mean(0)
 
 
 def scan(g):
@@ -199,7 +230,11 @@ def cond(g):
 
 def switch(g):
     index = lambda w: (w[0] > 0).astype(int) + (w[1] > 0)
-    branches = [lambda v, w, key: -v, lambda v, w, key: g(v, w, key), lambda v, w, key: jnp.tanh(v) * w]
+    branches = [
+        lambda v, w, key: -v,
+        lambda v, w, key: g(v, w, key),
+        lambda v, w, key: jnp.tanh(v) * w,
+    ]
     return lambda v, w, key: lax.switch(index(w), branches, v, w, key)
 
 
@@ -291,14 +326,29 @@ def jit(g):
 
 WRAPPERS = {
     f.__name__: f
-    for f in (vmapped, vmapped_in_part, scan, loop, counted, cond, switch, remat, jit, gradient, tangent, linearized)
+    for f in (
+        vmapped,
+        vmapped_in_part,
+        scan,
+        loop,
+        counted,
+        cond,
+        switch,
+        remat,
+        jit,
+        gradient,
+        tangent,
+        linearized,
+    )
     + (custom_jvp, custom_vjp, custom_vjp_summing, custom_batched)
 }
 
 
 def guarded(g):
     """Where w is negative, the branch is neither taken nor differentiable."""
-    return lambda v, w, key: lax.cond(w[0] > 0, lambda: g(v, w * jnp.sqrt(w[0]), key), lambda: v * w)
+    return lambda v, w, key: lax.cond(
+        w[0] > 0, lambda: g(v, w * jnp.sqrt(w[0]), key), lambda: v * w
+    )
 
 
 def _of_weights(w):
@@ -306,7 +356,9 @@ def _of_weights(w):
 
 
 _with_rule = jax.custom_vjp(_of_weights)
-_with_rule.defvjp(lambda w: (_of_weights(w), w), lambda w, ct: (jnp.cos(w) * ct + 2 * w * lax.pmean(ct, "a"),))
+_with_rule.defvjp(
+    lambda w: (_of_weights(w), w), lambda w, ct: (jnp.cos(w) * ct + 2 * w * lax.pmean(ct, "a"),)
+)
 
 
 def shared(g):
@@ -351,7 +403,9 @@ def draw(rng, leaves, wrappers):
     chains = []
     while len(chains) < 1 + (rng.random() < 0.3):
         chain = [*rng.choice(sorted(wrappers), rng.integers(1, 4)), rng.choice(sorted(leaves))]
-        if modes(chain) is not None and ("custom_batched" not in chain or may_have_batching_rule(chain)):
+        if modes(chain) is not None and (
+            "custom_batched" not in chain or may_have_batching_rule(chain)
+        ):
             chains.append(chain)
     return "; ".join(" ".join(chain) for chain in chains)
 
@@ -370,7 +424,10 @@ def chains_of(words):
 def body(words):
     """The function that words make."""
     wrap = lambda g, name: (WRAPPERS | SPECIAL)[name](g)
-    pieces = [functools.reduce(wrap, reversed(wrappers), LEAVES[leaf]) for *wrappers, leaf in chains_of(words)]
+    pieces = [
+        functools.reduce(wrap, reversed(wrappers), LEAVES[leaf])
+        for *wrappers, leaf in chains_of(words)
+    ]
 
     def program(v, w, key=None):
         for piece in pieces:
@@ -390,4 +447,6 @@ def mentioned(words):
 
 
 def communicates_in_branches(words):
-    return any({"cond", "switch"} & set(chain) and mentioned(" ".join(chain)) for chain in chains_of(words))
+    return any(
+        {"cond", "switch"} & set(chain) and mentioned(" ".join(chain)) for chain in chains_of(words)
+    )

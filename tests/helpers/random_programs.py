@@ -128,10 +128,18 @@ class Program:
 
         ``captured``: arguments that the body captures instead, by index.
         """
-        namespace = {name: getattr(xmap_compat, name) for name in ("xmap", "pargmax", "pargmin", "xeinsum")}
+        namespace = {
+            name: getattr(xmap_compat, name) for name in ("xmap", "pargmax", "pargmin", "xeinsum")
+        }
         body = self.body({**namespace, "jax": jax, "jnp": jnp, "lax": lax}, assignment)
-        own = {n: self.sizes[n] for n in self.sizes if not any(n in leaf.layout for leaf in self.args)}
-        in_axes, fun, options = self.in_axes, body, {"axis_sizes": own, "axis_resources": assignment.of(self.sizes)}
+        own = {
+            n: self.sizes[n] for n in self.sizes if not any(n in leaf.layout for leaf in self.args)
+        }
+        in_axes, fun, options = (
+            self.in_axes,
+            body,
+            {"axis_sizes": own, "axis_resources": assignment.of(self.sizes)},
+        )
         placed = lambda arrays: _fill(self.arg_tree, arrays)
         if captured:
             kept = [k for k in range(len(self.args)) if k not in captured]
@@ -199,7 +207,13 @@ def _leave(model, value, leaf):
 
 # -------------------------------------------------------------------------- assignments
 
-MESHES = [(("x", 4), ("y", 2)), (("x", 2), ("y", 2), ("z", 2)), (("x", 8),), (("y", 2), ("x", 3)), (("x", 2), ("u", 1))]
+MESHES = [
+    (("x", 4), ("y", 2)),
+    (("x", 2), ("y", 2), ("z", 2)),
+    (("x", 8),),
+    (("y", 2), ("x", 3)),
+    (("x", 2), ("u", 1)),
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +257,9 @@ def assignments(draw, program):
                 taken.append(resource)
                 rest //= left.pop(resource)
         if name not in program.used and rest > 1 and draw(st.booleans()):
-            taken.append(SerialLoop(draw(st.sampled_from([k for k in range(1, rest + 1) if rest % k == 0]))))
+            taken.append(
+                SerialLoop(draw(st.sampled_from([k for k in range(1, rest + 1) if rest % k == 0])))
+            )
         if taken:
             resources[name] = tuple(taken)
     return Assignment(mesh, resources)
@@ -266,7 +282,13 @@ class Writer:
     """
 
     def __init__(self, draw, shared, env, axes, depth=0):
-        self.draw, self.shared, self.env, self.axes, self.depth = draw, shared, list(env), axes, depth
+        self.draw, self.shared, self.env, self.axes, self.depth = (
+            draw,
+            shared,
+            list(env),
+            axes,
+            depth,
+        )
         self.lines = []
 
     # --------------------------------------------------------------------- drawing
@@ -322,7 +344,9 @@ class Writer:
             self.env.append(var)
             return var
         total = Var(self.fresh(), (), var.names, kind)
-        self.lines.append(f"{total.text} = jnp.sum({var.text})" + (" * 0.1" if kind == "float" else ""))
+        self.lines.append(
+            f"{total.text} = jnp.sum({var.text})" + (" * 0.1" if kind == "float" else "")
+        )
         self.env.append(total)
         return total
 
@@ -354,7 +378,9 @@ class Writer:
         if var.kind != "float":
             return f"(jnp.sum({var.text}) * 0.1 + jnp.zeros({shape}))"
         return (
-            f"jnp.tanh({var.text})" if var.shape == shape else f"(jnp.tanh(jnp.sum({var.text})) + jnp.zeros({shape}))"
+            f"jnp.tanh({var.text})"
+            if var.shape == shape
+            else f"(jnp.tanh(jnp.sum({var.text})) + jnp.zeros({shape}))"
         )
 
     def all_names(self):
@@ -372,14 +398,18 @@ def expanded(w, v, size):
 
 def unary(w):
     v = w.float_var()
-    function = w.choose(["jnp.sin({})", "jnp.tanh({})", "{} * 0.5", "-{}", "jnp.cos({})", "1.5 - {}"])
+    function = w.choose(
+        ["jnp.sin({})", "jnp.tanh({})", "{} * 0.5", "-{}", "jnp.cos({})", "1.5 - {}"]
+    )
     return w.let(function.format(v.text), v.shape, v.names)
 
 
 def binary(w):
     v = w.float_var()
     u = w.float_var(lambda u: _broadcasts(u.shape, v.shape))
-    function = w.choose(["{} + {}", "{} * {}", "{} - {}", "jnp.maximum({}, {})", "jnp.minimum({}, jnp.sin({}))"])
+    function = w.choose(
+        ["{} + {}", "{} * {}", "{} - {}", "jnp.maximum({}, {})", "jnp.minimum({}, jnp.sin({}))"]
+    )
     shape = np.broadcast_shapes(u.shape, v.shape)
     return w.let(function.format(v.text, u.text), shape, v.names | u.names)
 
@@ -408,7 +438,9 @@ def select(w):
     v = w.float_var()
     if n is None:
         return None
-    return w.let(f"jnp.where({n.text} > {w.number(0, 6)}, {v.text}, 0.5)", v.shape, v.names | n.names)
+    return w.let(
+        f"jnp.where({n.text} > {w.number(0, 6)}, {v.text}, 0.5)", v.shape, v.names | n.names
+    )
 
 
 def reduce_positions(w):
@@ -459,7 +491,11 @@ def matmul(w):
     u = v and w.float_var(lambda u: u.shape and u.shape[0] == v.shape[-1] and len(u.shape) <= 2)
     if u is None:
         return None
-    return w.let(f"0.3 * jnp.tensordot({v.text}, {u.text}, 1)", [*v.shape[:-1], *u.shape[1:]], v.names | u.names)
+    return w.let(
+        f"0.3 * jnp.tensordot({v.text}, {u.text}, 1)",
+        [*v.shape[:-1], *u.shape[1:]],
+        v.names | u.names,
+    )
 
 
 def index(w):
@@ -480,7 +516,9 @@ def axis_index(w):
 
 def sum_over_names(w):
     v, names = w.float_var(), w.some_names(vmapped=True)
-    call = w.choose(["0.3 * lax.psum({}, {})", "lax.pmean({}, {})", "lax.pmax({}, {})", "lax.pmin({}, {})"])
+    call = w.choose(
+        ["0.3 * lax.psum({}, {})", "lax.pmean({}, {})", "lax.pmax({}, {})", "lax.pmin({}, {})"]
+    )
     return w.let(call.format(v.text, _names_text(w, names)), v.shape, v.names - set(names))
 
 
@@ -525,7 +563,9 @@ def ppermute(w):
     order = w.draw(st.permutations(range(size)))
     perm = list(zip(range(size), order))
     perm = [pair for pair in perm if w.flag()] if w.flag() else perm
-    return w.let(f"lax.ppermute({v.text}, {_names_text(w, names)}, {perm})", v.shape, v.names | set(names))
+    return w.let(
+        f"lax.ppermute({v.text}, {_names_text(w, names)}, {perm})", v.shape, v.names | set(names)
+    )
 
 
 def pshuffle(w):
@@ -616,7 +656,9 @@ def named_einsum(w):
         return None
     w.shared.used.update(mention)
     names_kept = [n for n in mention if w.flag()]
-    inputs = ",".join(f"{''.join(term)}{{{','.join(sorted(v.names))}}}" for term, v in zip(terms, operands))
+    inputs = ",".join(
+        f"{''.join(term)}{{{','.join(sorted(v.names))}}}" for term, v in zip(terms, operands)
+    )
     spec = f"{inputs}->{''.join(kept)}{{{','.join(names_kept)}}}"
     text = f"0.2 * xeinsum({spec!r}, {', '.join(v.text for v in operands)})"
     return w.let(text, [size[x] for x in kept], names_kept)
@@ -626,7 +668,9 @@ def pargmax(w):
     n, name = w.int_var(), w.name()
     if n is None:
         return None
-    return w.let(f"{w.choose(['pargmax', 'pargmin'])}({n.text}, {name!r})", n.shape, n.names - {name}, "int")
+    return w.let(
+        f"{w.choose(['pargmax', 'pargmin'])}({n.text}, {name!r})", n.shape, n.names - {name}, "int"
+    )
 
 
 # ------------------------------------------------------------------------- control flow
@@ -650,7 +694,9 @@ def scan(w):
     pair = Var(w.fresh(), v.shape, everything)
     ys = Var(w.fresh(), (xs.shape[0], *(row.shape if row else xs.shape[1:])), everything)
     reverse = w.flag()
-    w.lines.append(f"{pair.text}, {ys.text} = lax.scan({body}, {v.text}, {xs.text}, reverse={reverse})")
+    w.lines.append(
+        f"{pair.text}, {ys.text} = lax.scan({body}, {v.text}, {xs.text}, reverse={reverse})"
+    )
     w.env.extend([ys, pair] if math.prod(ys.shape) <= MAX_SIZE else [pair])
     return pair
 
@@ -663,7 +709,8 @@ def fori_loop(w):
     carry = Var(w.fresh("c"), v.shape, everything)
     step = Var(w.fresh("k"), (), frozenset(), "step")
     body = w.define(
-        [step, carry], lambda inner: f"{carry.text} * 0.5 + {inner.inner_value(v.shape)} * ({step.text} + 1)"
+        [step, carry],
+        lambda inner: f"{carry.text} * 0.5 + {inner.inner_value(v.shape)} * ({step.text} + 1)",
     )
     return w.let(f"lax.fori_loop(0, {w.number(1, 3)}, {body}, {v.text})", v.shape, everything)
 
@@ -674,7 +721,9 @@ def cond(w):
         return None
     everything = w.all_names()
     param = Var(w.fresh("p"), v.shape, v.names)
-    branches = [w.define([param], lambda inner: inner.inner_value(v.shape)) for _ in range(w.number(2, 3))]
+    branches = [
+        w.define([param], lambda inner: inner.inner_value(v.shape)) for _ in range(w.number(2, 3))
+    ]
     if len(branches) == 2:
         text = f"lax.cond({n.text} > {w.number(0, 4)}, {', '.join(branches)}, {v.text})"
     else:
@@ -780,7 +829,12 @@ def inner_grad(w):
         return None
     everything = w.all_names()
     param = Var(w.fresh("p"), v.shape, everything)
-    before, w.shared.in_grad, loops, w.shared.while_loops = w.shared.in_grad, True, w.shared.while_loops, False
+    before, w.shared.in_grad, loops, w.shared.while_loops = (
+        w.shared.in_grad,
+        True,
+        w.shared.while_loops,
+        False,
+    )
     body = w.define([param], lambda inner: f"jnp.sum({inner.inner_value(v.shape)})")
     w.shared.in_grad, w.shared.while_loops = before, loops
     return w.let(f"0.3 * jax.grad({body})({v.text})", v.shape, everything)
@@ -801,7 +855,12 @@ def inner_jvp(w):
 
 def custom_rule(w):
     v = w.float_var()
-    rule = w.choose(["half_tangent", *["half_backward", "copy_to_all", "sum_from_all"] * w.shared.backward_rules])
+    rule = w.choose(
+        [
+            "half_tangent",
+            *["half_backward", "copy_to_all", "sum_from_all"] * w.shared.backward_rules,
+        ]
+    )
     if rule.startswith("half"):
         return w.let(f"{rule}({v.text})", v.shape, v.names)
     name = w.name()
@@ -828,7 +887,9 @@ class Shared:
     backward_rules: bool
     used: set[str] = dataclasses.field(default_factory=set)
     inner: set[str] = dataclasses.field(default_factory=set)
-    vmapped: set[str] = dataclasses.field(default_factory=set)  # JAX's vmap has few collectives over several names
+    vmapped: set[str] = dataclasses.field(
+        default_factory=set
+    )  # JAX's vmap has few collectives over several names
     counter: int = 0
     in_grad: bool = False
 
@@ -860,7 +921,12 @@ def programs(draw, while_loops=True, backward_rules=True, operations=()):
     source = f"\ndef body({params}):\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
     source = "".join(text for name, text in RULES.items() if f"{name}(" in source) + source
     inner = {n: shared.sizes[n] for n in sorted(shared.inner)}
-    args, results, used, start = tuple(args), tuple(results), frozenset(shared.used), draw(st.integers(0, 1000))
+    args, results, used, start = (
+        tuple(args),
+        tuple(results),
+        frozenset(shared.used),
+        draw(st.integers(0, 1000)),
+    )
     return Program(
         source, args, results, arg_tree, result_tree, in_axes, out_axes, sizes, inner, used, seed=start
     )  # fmt: skip
@@ -883,7 +949,12 @@ def _leaf(w, var, names):
     layout = list(w.draw(st.permutations([*names, *[None] * len(var.shape)])))
     positions = {k: n for k, n in enumerate(layout) if n is not None}
     prefix = layout[: 1 + max(positions, default=-1)]
-    specs = [[*prefix, ...], positions, list(layout), {k: positions[k] for k in reversed(positions)}]
+    specs = [
+        [*prefix, ...],
+        positions,
+        list(layout),
+        {k: positions[k] for k in reversed(positions)},
+    ]
     return Leaf(var, tuple(layout), w.choose(specs))
 
 
@@ -897,7 +968,9 @@ def _group(w, leaves, what):
     if rest:
         keys = [leaf.var.text for leaf in rest]
         tree.append({key: split + k for k, key in enumerate(keys)})
-        specs.append(rest[0].spec if _all_equal(rest) else {key: leaf.spec for key, leaf in zip(keys, rest)})
+        specs.append(
+            rest[0].spec if _all_equal(rest) else {key: leaf.spec for key, leaf in zip(keys, rest)}
+        )
         lines.extend(f"{key} = arg{split}[{key!r}]" for key in keys)
     return tuple(tree), tuple(specs), lines
 
@@ -912,7 +985,9 @@ def _result_group(w, leaves):
         return 0, leaves[0].spec
     prefix = leaves[0].spec if _all_equal(leaves) and w.flag() else None
     if form == 1:
-        return {f"r{k}": k for k in range(len(leaves))}, prefix or {f"r{k}": leaf.spec for k, leaf in enumerate(leaves)}
+        return {f"r{k}": k for k in range(len(leaves))}, prefix or {
+            f"r{k}": leaf.spec for k, leaf in enumerate(leaves)
+        }
     return tuple(range(len(leaves))), prefix or tuple(leaf.spec for leaf in leaves)
 
 

@@ -17,7 +17,9 @@ def part_of(nodeid, parts):
 
 def covering(combinations):
     """Numbers of combinations ``{parameter: value}`` in which every value occurs: each time the one with most new."""
-    values = [{(key, repr(value)) for key, value in combination.items()} for combination in combinations]
+    values = [
+        {(key, repr(value)) for key, value in combination.items()} for combination in combinations
+    ]
     missing = set().union(*values)
     kept = []
     while missing:

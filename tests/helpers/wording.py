@@ -34,11 +34,19 @@ def watch_messages(told):
 
 def makers():
     """``(module, name)`` wherever the package holds a function that makes a message."""
-    homes = [(".".join(path.relative_to(ROOT).with_suffix("").parts), function.name) for path, function in functions()]
+    homes = [
+        (".".join(path.relative_to(ROOT).with_suffix("").parts), function.name)
+        for path, function in functions()
+    ]
     homes.append(("xmap_compat.core.errors", "should_be"))
     made = {id(getattr(importlib.import_module(module), name)) for module, name in homes}
     modules = [module for name, module in sys.modules.items() if name.startswith("xmap_compat")]
-    return [(module, name) for module in modules for name, value in vars(module).items() if id(value) in made]
+    return [
+        (module, name)
+        for module in modules
+        for name, value in vars(module).items()
+        if id(value) in made
+    ]
 
 
 def _watched(function, told):

@@ -20,7 +20,9 @@ SAMPLERS = {
     "normal of float16": lambda n, key, shape: n.random.normal(key, shape, jnp.float16),
     "complex normal": lambda n, key, shape: n.random.normal(key, shape=shape, dtype=jnp.complex64),
     "uniform": lambda n, key, shape: n.random.uniform(key, shape, minval=-1.0, maxval=3.0),
-    "truncated normal": lambda n, key, shape: n.random.truncated_normal(key, -1.0, jnp.float32(2), shape),
+    "truncated normal": lambda n, key, shape: n.random.truncated_normal(
+        key, -1.0, jnp.float32(2), shape
+    ),
     "bernoulli": lambda n, key, shape: n.random.bernoulli(key, 0.3, shape),
 }
 NAMES = {"i": ("i",), "ij": ("i", "j"), "ji": ("j", "i")}
@@ -39,5 +41,11 @@ def run(case, n, xmap, **options):
     sampler, names, key = case.split("/")
     shape = n.NamedShape(2, 3, **{name: SIZES[name] for name in NAMES[names]})
     sizes = dict(shape.named_items)
-    body = xmap(lambda k: SAMPLERS[sampler](n, k, shape), {}, [*sorted(sizes), ...], axis_sizes=sizes, **options)
+    body = xmap(
+        lambda k: SAMPLERS[sampler](n, k, shape),
+        {},
+        [*sorted(sizes), ...],
+        axis_sizes=sizes,
+        **options,
+    )
     return body(KEYS[key]())

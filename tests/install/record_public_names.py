@@ -25,11 +25,23 @@ TESTS = ("test_util", "tests", "testing", "tools", "test_harnesses", "mock_", "_
 
 def download(version, folder):
     """The folder of the package ``jax`` of a release."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--ignore-requires-python"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--ignore-requires-python",
+    ]
     subprocess.run([*command, f"jax=={version}", "-d", folder], check=True)
     (archive,) = pathlib.Path(folder).iterdir()
     (tarfile.open if archive.suffix == ".gz" else zipfile.ZipFile)(archive).extractall(folder)
-    return next(path for path in (pathlib.Path(folder) / "jax", *pathlib.Path(folder).glob("*/jax")) if path.is_dir())
+    return next(
+        path
+        for path in (pathlib.Path(folder) / "jax", *pathlib.Path(folder).glob("*/jax"))
+        if path.is_dir()
+    )
 
 
 class Release:
@@ -53,7 +65,9 @@ class Release:
                 for node in statements(ast.parse(path.read_text()).body):
                     found.update(bindings(node, package))
                     self.reexported |= {
-                        f"{module}.{a.name}" for a in getattr(node, "names", []) if is_reexport(node, a)
+                        f"{module}.{a.name}"
+                        for a in getattr(node, "names", [])
+                        if is_reexport(node, a)
                     }
         return self._bound[module]
 
@@ -70,10 +84,14 @@ class Release:
         names = {}
         for module in filter(is_public, self.files):
             bound = self.bound(module)
-            facade = not any(isinstance(node, ast.FunctionDef) for name, node in bound.items() if is_public(name))
+            facade = not any(
+                isinstance(node, ast.FunctionDef) for name, node in bound.items() if is_public(name)
+            )
             for name, node in bound.items():
                 of_jax = facade and isinstance(node, str) and node.startswith("jax.")
-                public = of_jax or not isinstance(node, str) or f"{module}.{name}" in self.reexported
+                public = (
+                    of_jax or not isinstance(node, str) or f"{module}.{name}" in self.reexported
+                )
                 if is_public(name) and (public or everything):
                     names[f"{module}.{name}"] = keywords(self.function(module, name))
             names.setdefault(module, None)
@@ -81,7 +99,9 @@ class Release:
 
 
 def is_public(name):
-    return not any(part.startswith(("_", *TESTS)) or part.endswith("_test") for part in name.split("."))
+    return not any(
+        part.startswith(("_", *TESTS)) or part.endswith("_test") for part in name.split(".")
+    )
 
 
 def statements(body):
@@ -127,7 +147,11 @@ def read(version):
 def gone(old, new):
     """The names of one release that another lacks, and the keywords of functions that both have."""
     names = sorted(name for name in old if name not in new)
-    both = ((name, old[name], new[name]) for name in sorted(old) if old[name] and new.get(name) is not None)
+    both = (
+        (name, old[name], new[name])
+        for name in sorted(old)
+        if old[name] and new.get(name) is not None
+    )
     return names, sorted(f"{name}({k}=)" for name, had, has in both for k in had if k not in has)
 
 
@@ -147,7 +171,9 @@ def main():
         for name in sorted(found):
             home, _, attribute = name.rpartition(".")
             record[kind][found[name]].setdefault(home, []).append(attribute)
-        record[kind] = {v: {home: " ".join(names) for home, names in r.items()} for v, r in record[kind].items()}
+        record[kind] = {
+            v: {home: " ".join(names) for home, names in r.items()} for v, r in record[kind].items()
+        }
     (HERE / "gone.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -22,7 +22,9 @@ from jax.experimental.maps import xmap
 
 def written(name, rows):
     lines = [f"{json.dumps(row)}: {json.dumps(value)}" for row, value in rows.items()]
-    (pathlib.Path(__file__).parent / f"{name}_0_4_30.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    (pathlib.Path(__file__).parent / f"{name}_0_4_30.json").write_text(
+        "{\n" + ",\n".join(lines) + "\n}\n"
+    )
 
 
 def recorded(run, *args):
@@ -38,10 +40,18 @@ def recorded(run, *args):
 if __name__ == "__main__":
     assert jax.__version__ == "0.4.30", jax.__version__
     with jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
-        written("undeclared", {n: undeclared_programs.outcome(n, xmap) for n in undeclared_programs.PROGRAMS})
+        written(
+            "undeclared",
+            {n: undeclared_programs.outcome(n, xmap) for n in undeclared_programs.PROGRAMS},
+        )
         chains = {
-            name: {c: recorded(undeclared_chains.chain, name, xmap, [c]) for c in undeclared_chains.COLLECTIVES}
+            name: {
+                c: recorded(undeclared_chains.chain, name, xmap, [c])
+                for c in undeclared_chains.COLLECTIVES
+            }
             for name in undeclared_chains.CHAINS
         }
-        hostile = {name: recorded(program, xmap) for name, program in undeclared_hostile.PROGRAMS.items()}
+        hostile = {
+            name: recorded(program, xmap) for name, program in undeclared_hostile.PROGRAMS.items()
+        }
         written("undeclared_chains", chains | hostile)

@@ -33,7 +33,11 @@ if __name__ == "__main__":
         if OTHER_RELEASES.get(path.stem, RELEASE) != jax:
             continue
         source = path.read_bytes()
-        recorded[path.stem] = {"jax": jax, "sha256": hashlib.sha256(source).hexdigest(), "printed": run(path)}
+        recorded[path.stem] = {
+            "jax": jax,
+            "sha256": hashlib.sha256(source).hexdigest(),
+            "printed": run(path),
+        }
         if b"import optax" in source:
             recorded[path.stem]["optax"] = importlib.metadata.version("optax")
     lines = [f"{json.dumps(path.stem)}: {json.dumps(recorded[path.stem])}" for path in paths]

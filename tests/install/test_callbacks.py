@@ -20,7 +20,9 @@ HOW = {"by default": {}, "vectorized": {"vectorized": True}, "one by one": {"vec
 @pytest.mark.parametrize("resources", [{}, {"i": ("x", "y")}], ids=str)
 @pytest.mark.parametrize("size", [8, 40])
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
-def test_a_pure_callback_of_that_time_gives_the_same_under_every_assignment(installed, how, size, resources):
+def test_a_pure_callback_of_that_time_gives_the_same_under_every_assignment(
+    installed, how, size, resources
+):
     shapes = []
 
     def on_host(v, w):
@@ -40,7 +42,9 @@ def test_a_pure_callback_of_that_time_gives_the_same_under_every_assignment(inst
 
 
 def shifted(v, w):
-    return jax.pure_callback(lambda a, b: np.asarray(a) + 10 * np.asarray(b), SCALAR, v, w, vectorized=True)
+    return jax.pure_callback(
+        lambda a, b: np.asarray(a) + 10 * np.asarray(b), SCALAR, v, w, vectorized=True
+    )
 
 
 SQUARE = np.arange(16, dtype=np.float32).reshape(4, 4)
@@ -49,8 +53,18 @@ LINE = np.arange(4, dtype=np.float32)
 UNEVEN = {
     "one has fewer axes": (shifted, (["i"], ["i", "j"]), ["i", "j"], SQUARE),
     "no axis is shared": (shifted, (["i"], ["j"]), ["i", "j"], LINE),
-    "an inner vmap": (lambda v, w: jax.vmap(lambda t: shifted(v, t))(w), (["i"], ["i", ...]), ["i", ...], SQUARE),
-    "an inner vmap of one": (lambda v, w: jax.vmap(lambda t: shifted(v, t))(w), (["i"], [...]), ["i", ...], LINE),
+    "an inner vmap": (
+        lambda v, w: jax.vmap(lambda t: shifted(v, t))(w),
+        (["i"], ["i", ...]),
+        ["i", ...],
+        SQUARE,
+    ),
+    "an inner vmap of one": (
+        lambda v, w: jax.vmap(lambda t: shifted(v, t))(w),
+        (["i"], [...]),
+        ["i", ...],
+        LINE,
+    ),
 }
 
 
@@ -72,13 +86,17 @@ def test_under_jaxs_own_vmap_the_default_is_that_of_then(installed):
 def test_methods_of_today_stay_what_they_are(installed, method):
     shapes = []
     double = lambda a: (shapes.append(a.shape), 2 * np.asarray(a))[1]
-    out = xmap(lambda v: jax.pure_callback(double, SCALAR, v, vmap_method=method), ["i"], ["i"])(LINE)
+    out = xmap(lambda v: jax.pure_callback(double, SCALAR, v, vmap_method=method), ["i"], ["i"])(
+        LINE
+    )
     np.testing.assert_array_equal(out, 2 * LINE)
     assert shapes == ([()] * 4 if method == "sequential" else [(4,)])
 
 
 def test_both_ways_of_mapping_are_one_too_many(installed):
-    with pytest.raises(ValueError, match=r"got vectorized=True and vmap_method='sequential'.* Give one of them"):
+    with pytest.raises(
+        ValueError, match=r"got vectorized=True and vmap_method='sequential'.* Give one of them"
+    ):
         jax.pure_callback(np.sin, SCALAR, 1.0, vectorized=True, vmap_method="sequential")
 
 
@@ -88,7 +106,10 @@ def test_what_a_callback_raises_is_in_the_error(installed, resources):
         raise KeyError("my own words")
 
     body = lambda v: jax.pure_callback(fail, SCALAR, v)
-    with MESH, pytest.raises(jax.errors.JaxRuntimeError, match=r"(?s)in fail.*KeyError: 'my own words'"):
+    with (
+        MESH,
+        pytest.raises(jax.errors.JaxRuntimeError, match=r"(?s)in fail.*KeyError: 'my own words'"),
+    ):
         jax.block_until_ready(xmap(body, ["i"], ["i"], axis_resources=resources)(np.ones(8)))
 
 
@@ -97,11 +118,23 @@ def printed(v):
     return v
 
 
-@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}], ids=str)
-@pytest.mark.parametrize("ordered", [lambda v: io_callback(lambda a: a, SCALAR, v, ordered=True), printed])
+@pytest.mark.parametrize(
+    "resources", [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}], ids=str
+)
+@pytest.mark.parametrize(
+    "ordered", [lambda v: io_callback(lambda a: a, SCALAR, v, ordered=True), printed]
+)
 def test_an_ordered_effect_of_what_varies_is_refused_under_every_assignment(ordered, resources):
-    for body in (ordered, lambda v: lax.scan(lambda c, _: (ordered(c), None), v, None, length=2)[0]):
-        with MESH, pytest.raises(ValueError, match=r"(?s)varies over \{'i'\}.*Cannot `vmap` ordered IO callback"):
+    for body in (
+        ordered,
+        lambda v: lax.scan(lambda c, _: (ordered(c), None), v, None, length=2)[0],
+    ):
+        with (
+            MESH,
+            pytest.raises(
+                ValueError, match=r"(?s)varies over \{'i'\}.*Cannot `vmap` ordered IO callback"
+            ),
+        ):
             xmap(body, ["i"], ["i"], axis_resources=resources)(jnp.ones(8))
     body = lambda v: v + ordered(jnp.float32(1))
     if "x" in str(resources):
@@ -109,4 +142,6 @@ def test_an_ordered_effect_of_what_varies_is_refused_under_every_assignment(orde
         with MESH, pytest.raises(NotImplementedError, match=words):
             xmap(body, ["i"], ["i"], axis_resources=resources)(jnp.ones(8))
     else:
-        np.testing.assert_array_equal(xmap(body, ["i"], ["i"], axis_resources=resources)(jnp.ones(8)), 2)
+        np.testing.assert_array_equal(
+            xmap(body, ["i"], ["i"], axis_resources=resources)(jnp.ones(8)), 2
+        )

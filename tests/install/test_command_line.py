@@ -24,7 +24,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def outcome(done):
-    return done.returncode, *(re.sub(r"0x[0-9a-f]+", "0x", text) for text in (done.stdout, done.stderr))
+    return done.returncode, *(
+        re.sub(r"0x[0-9a-f]+", "0x", text) for text in (done.stdout, done.stderr)
+    )
 
 
 def assert_same_as_plain(*arguments, cwd, **variables):
@@ -112,9 +114,18 @@ ENDINGS = {
         -signal.SIGINT,
     ),
     "error at exit": ("import atexit; atexit.register(lambda: 1 / 0)", 0),
-    "own hook": ("import sys, traceback; sys.excepthook = lambda *e: print(traceback.format_exception(*e)); 1 / 0", 1),
-    "future": ("from __future__ import annotations\ndef f(x: undefined): pass\nprint(f.__annotations__)", 0),
-    "main module": ("import pickle\nclass C: pass\nprint(type(pickle.loads(pickle.dumps(C()))) is C)", 0),
+    "own hook": (
+        "import sys, traceback; sys.excepthook = lambda *e: print(traceback.format_exception(*e)); 1 / 0",
+        1,
+    ),
+    "future": (
+        "from __future__ import annotations\ndef f(x: undefined): pass\nprint(f.__annotations__)",
+        0,
+    ),
+    "main module": (
+        "import pickle\nclass C: pass\nprint(type(pickle.loads(pickle.dumps(C()))) is C)",
+        0,
+    ),
     "input": ("import sys; print(sys.stdin.read())", 0),
 }
 
@@ -125,7 +136,9 @@ def test_the_end_of_a_program_is_that_of_plain_python(tmp_path, source, code):
     assert assert_same_as_plain("program.py", cwd=tmp_path)[0] == code
 
 
-@pytest.mark.parametrize("arguments", [["absent.py"], ["-m", "absent"], ["-m", "os.absent"], ["empty"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [["absent.py"], ["-m", "absent"], ["-m", "os.absent"], ["empty"]], ids=str
+)
 def test_what_does_not_exist_is_reported_as_by_plain_python(tmp_path, arguments):
     (tmp_path / "empty").mkdir()
     code, output, errors = assert_same_as_plain(*arguments, cwd=tmp_path)
@@ -193,13 +206,18 @@ def test_a_mistake_in_a_legacy_script_is_shown_at_the_users_line(program, tmp_pa
     assert (done.returncode, "unbound axis name: nope" in done.stderr) == (1, True)
 
 
-@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["--help"], 0), (["-x"], 2), (["-m"], 2)], ids=str)
+@pytest.mark.parametrize(
+    ("arguments", "code"), [([], 2), (["--help"], 0), (["-x"], 2), (["-m"], 2)], ids=str
+)
 def test_the_usage(tmp_path, arguments, code):
     done = run("-m", "xmap_compat", *arguments, cwd=tmp_path)
     assert done.returncode == code
     text, silent = (done.stdout, done.stderr) if code == 0 else (done.stderr, done.stdout)
     assert silent == ""
-    assert "python -m xmap_compat [run] SCRIPT [ARGS...]" in text and f"{{{','.join(COMMANDS)}}}" in text
+    assert (
+        "python -m xmap_compat [run] SCRIPT [ARGS...]" in text
+        and f"{{{','.join(COMMANDS)}}}" in text
+    )
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "run"])
@@ -233,17 +251,23 @@ def test_the_versions():
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
-@pytest.mark.parametrize("arguments", [["below/program.py", "a"], ["-m", "program", "a"]], ids=["script", "module"])
+@pytest.mark.parametrize(
+    "arguments", [["below/program.py", "a"], ["-m", "program", "a"]], ids=["script", "module"]
+)
 def test_the_command_runs_a_program_as_plain_python_does(programs, tmp_path, arguments):
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     command, _, function = (
-        setup["options.entry_points"]["console_scripts"].strip().partition(" = xmap_compat.__main__:")
+        setup["options.entry_points"]["console_scripts"]
+        .strip()
+        .partition(" = xmap_compat.__main__:")
     )
     programs(LOOK)
     installed = tmp_path / "bin" / command  # as pip writes it
     installed.parent.mkdir()
-    installed.write_text(f"import sys\nfrom xmap_compat.__main__ import {function}\nsys.exit({function}())\n")
+    installed.write_text(
+        f"import sys\nfrom xmap_compat.__main__ import {function}\nsys.exit({function}())\n"
+    )
     path = {"PYTHONPATH": str(ROOT)}
     plain = run(*arguments, cwd=tmp_path, **path)
     assert (plain.returncode, plain.stdout) != (0, "")

@@ -25,12 +25,21 @@ def is_restored(name):
     home = name.rpartition(".")[0]
     if name.endswith("=)"):
         return tuple(name[:-2].split("(")) in removed.KEYWORDS_BY_NAME
-    return name in {*removed.NAMES, *removed.GONE_MODULES, *table.NAMES, table.MAPS} or home in MOVED
+    return (
+        name in {*removed.NAMES, *removed.GONE_MODULES, *table.NAMES, table.MAPS} or home in MOVED
+    )
 
 
 def test_every_name_that_is_gone_is_restored_or_there_is_a_reason():
     assert len(NAMES) > 1800 and len(KEYWORDS) > 200
-    assert sorted(name for name in NAMES | KEYWORDS if not is_restored(name) and not why_not_restored(name)) == []
+    assert (
+        sorted(
+            name
+            for name in NAMES | KEYWORDS
+            if not is_restored(name) and not why_not_restored(name)
+        )
+        == []
+    )
 
 
 def test_every_reason_is_needed():
@@ -41,7 +50,12 @@ def test_every_reason_is_needed():
 def test_the_record_was_made_for_every_release_of_the_table():
     assert set(GONE["names and keywords looked at"]) == {"0.2.20", "0.3.25", "0.4.14", "0.4.30"}
     assert all(names > 2000 for names, _ in GONE["names and keywords looked at"].values())
-    assert {"jax.ad_checkpoint.checkpoint", "jax.tree_map", "jax.api.vmap", f"{table.MAPS}.xmap"} <= NAMES
+    assert {
+        "jax.ad_checkpoint.checkpoint",
+        "jax.tree_map",
+        "jax.api.vmap",
+        f"{table.MAPS}.xmap",
+    } <= NAMES
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,17 @@ def maps():
 
 
 def centre(maps, placement="x"):
-    return maps.xmap(lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": placement})
+    return maps.xmap(
+        lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": placement}
+    )
 
 
 def assert_split_over(mesh, out):
     np.testing.assert_allclose(out, CENTRED)
     # On one device JAX may leave the mesh axis out.
-    assert out.sharding.mesh == mesh and out.sharding.is_equivalent_to(NamedSharding(mesh, P("x")), out.ndim)
+    assert out.sharding.mesh == mesh and out.sharding.is_equivalent_to(
+        NamedSharding(mesh, P("x")), out.ndim
+    )
 
 
 def test_the_module_looks_like_one(maps):
@@ -67,7 +71,10 @@ def test_the_module_looks_like_one(maps):
 @pytest.mark.parametrize(
     ("use", "now"),
     [
-        (lambda maps: maps.make_xmap_callable(abs), r"xmap\(fun, \.\.\.\)\.lower\(\*args\)\.compile\(\)"),
+        (
+            lambda maps: maps.make_xmap_callable(abs),
+            r"xmap\(fun, \.\.\.\)\.lower\(\*args\)\.compile\(\)",
+        ),
         (lambda maps: maps.xmap_p.bind(1), "an xmapped function is a jitted one"),
         (lambda maps: maps.xmap_p(1), "an xmapped function is a jitted one"),
     ],
@@ -146,7 +153,12 @@ def test_jupyter_leaves_time_to_set_the_environment():
         import numpy as np
         print(xmap(lambda v: v / 3, ["i"], ["i"])(np.arange(3.0)).dtype)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (done.stdout, done.stderr) == ("float64\n", "")
 
 
@@ -203,7 +215,12 @@ def test_the_innermost_mesh_is_the_one_in_the_environment(maps, enter):
         assert resources.env.physical_mesh is LINE_MESH
 
 
-OTHER_DEVICES = {"all": DEVICES, "four": DEVICES[:4], "one": DEVICES[:1], "in another order": DEVICES[::-1]}
+OTHER_DEVICES = {
+    "all": DEVICES,
+    "four": DEVICES[:4],
+    "one": DEVICES[:1],
+    "in another order": DEVICES[::-1],
+}
 
 
 @pytest.mark.parametrize("devices", OTHER_DEVICES.values(), ids=OTHER_DEVICES.keys())
@@ -222,7 +239,10 @@ def test_the_environment_can_be_read_while_jax_traces(maps, enter):
         return v * 2
 
     with enter(maps):
-        for fun in (jax.jit(look), maps.xmap(look, ["i", ...], ["i", ...], axis_resources={"i": "x"})):
+        for fun in (
+            jax.jit(look),
+            maps.xmap(look, ["i", ...], ["i", ...], axis_resources={"i": "x"}),
+        ):
             np.testing.assert_array_equal(fun(X), 2 * X)
     assert seen == [SQUARE_MESH, SQUARE_MESH]
 
@@ -232,7 +252,12 @@ def test_outside_of_all_meshes_the_environment_is_empty(maps):
     assert env is maps.EMPTY_ENV
     assert env.physical_mesh.empty
     assert env.physical_mesh.devices.shape == ()
-    assert (dict(env.shape), dict(env.local_shape), env.loops, env.resource_axes) == ({}, {}, (), set())
+    assert (dict(env.shape), dict(env.local_shape), env.loops, env.resource_axes) == (
+        {},
+        {},
+        (),
+        set(),
+    )
 
 
 def test_loops_are_in_the_environment(maps):
@@ -242,7 +267,9 @@ def test_loops_are_in_the_environment(maps):
         assert [loop.length for loop in resources.env.loops] == [3, 2]
         assert dict(resources.env.shape) == {"x": 4, "y": 2, "l": 3, "k": 2}
         assert resources.env.loop_resource_axes == {"l", "k"}
-        assert repr(resources.env).startswith("ResourceEnv(mesh=Mesh('x': 4, 'y': 2), (Loop(name='l', length=3)")
+        assert repr(resources.env).startswith(
+            "ResourceEnv(mesh=Mesh('x': 4, 'y': 2), (Loop(name='l', length=3)"
+        )
     assert resources.env is maps.EMPTY_ENV
 
 
@@ -277,7 +304,9 @@ def test_an_assigned_mesh_is_seen_by_xmap_until_the_empty_one_is_assigned(maps, 
 
 
 BARE = {
-    "with_sharding_constraint": lambda: jax.jit(lambda x: lax.with_sharding_constraint(x * 2, P("y", "x"))),
+    "with_sharding_constraint": lambda: jax.jit(
+        lambda x: lax.with_sharding_constraint(x * 2, P("y", "x"))
+    ),
     "in_shardings": lambda: jax.jit(lambda x: x * 2, in_shardings=P("y", "x")),
     "out_shardings": lambda: jax.jit(lambda x: x * 2, out_shardings=P("y", "x")),
 }
@@ -317,7 +346,9 @@ def test_a_mesh_entered_over_an_assigned_one_ends(assigned):
     assert_split_over(SQUARE_MESH, centre(assigned)(X))
 
 
-@pytest.mark.parametrize("outer", ["maps.Mesh", "jax.sharding.Mesh", "xmap_compat.mesh", "jax.set_mesh"])
+@pytest.mark.parametrize(
+    "outer", ["maps.Mesh", "jax.sharding.Mesh", "xmap_compat.mesh", "jax.set_mesh"]
+)
 def test_a_mesh_assigned_inside_a_context_can_be_taken_back(maps, outer):
     with WAYS[outer](maps):
         before = maps.thread_resources.env
@@ -344,7 +375,9 @@ def test_uninstall_forgets_an_assigned_mesh():
 
 
 @pytest.mark.parametrize(
-    "around", [contextlib.nullcontext(), xmap_compat.Mesh(SQUARE, ("y", "x"))], ids=["", "in a mesh"]
+    "around",
+    [contextlib.nullcontext(), xmap_compat.Mesh(SQUARE, ("y", "x"))],
+    ids=["", "in a mesh"],
 )
 def test_jit_does_not_take_a_forgotten_mesh_for_the_one_in_scope(around):
     with install():
@@ -358,14 +391,18 @@ def test_jit_does_not_take_a_forgotten_mesh_for_the_one_in_scope(around):
             assert devices_in_scope(1) == 8
 
 
-@pytest.mark.parametrize("value", [None, SQUARE_MESH, xmap_compat.Mesh(SQUARE, ("x", "y")), "x"], ids=repr)
+@pytest.mark.parametrize(
+    "value", [None, SQUARE_MESH, xmap_compat.Mesh(SQUARE, ("x", "y")), "x"], ids=repr
+)
 def test_only_environments_can_be_assigned(maps, value):
     with pytest.raises(TypeError, match=r"thread_resources\.env should be a ResourceEnv, but got"):
         maps.thread_resources.env = value
 
 
 def test_loops_cannot_be_assigned(maps):
-    with pytest.raises(ValueError, match=r"can set the mesh only, but it has the loops .* Use `with serial_loop"):
+    with pytest.raises(
+        ValueError, match=r"can set the mesh only, but it has the loops .* Use `with serial_loop"
+    ):
         maps.thread_resources.env = maps.ResourceEnv(SQUARE_MESH, (maps.Loop("l", 2),))
     with maps.serial_loop("l", 2):
         maps.thread_resources.env = maps.thread_resources.env.with_mesh(SQUARE_MESH)
@@ -390,7 +427,9 @@ def test_the_mesh_is_jaxs_own(maps):
 )
 @pytest.mark.parametrize("name", ["Mesh", "mesh"])
 def test_the_mesh_of_a_list_of_devices_and_a_single_name(maps, name, devices, names):
-    fun = maps.xmap(lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": "b"})
+    fun = maps.xmap(
+        lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": "b"}
+    )
     with getattr(maps, name)(devices, names) as mesh:
         out = fun(X)
     np.testing.assert_allclose(out, CENTRED)
@@ -457,7 +496,9 @@ def test_other_options_are_jaxs_own(maps):
         jax.config.update("experimental_xmap", True)
 
 
-@pytest.mark.parametrize("transform", [jax.jit, jax.grad, lambda f: jax.vmap(f, axis_name="i", axis_size=1)])
+@pytest.mark.parametrize(
+    "transform", [jax.jit, jax.grad, lambda f: jax.vmap(f, axis_name="i", axis_size=1)]
+)
 def test_outside_of_xmap_values_have_no_named_axes(maps, transform):
     seen = []
 

@@ -24,7 +24,9 @@ def assert_equal_numbers(found, case):
     recorded = RECORDED[case]
     assert (found.dtype, found.shape) == (recorded.dtype, recorded.shape)
     # The bits are equal; XLA's functions of today (erf_inv and the like) may differ in the last place.
-    np.testing.assert_allclose(found, recorded, rtol=2e-3 if found.dtype == np.float16 else 3e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        found, recorded, rtol=2e-3 if found.dtype == np.float16 else 3e-6, atol=1e-6
+    )
 
 
 def test_the_recorded_cases_are_those_of_today():
@@ -49,20 +51,32 @@ ASSIGNMENTS = {"one": {"i": "x"}, "both": {"i": "x", "j": "y"}, "in part": {"i":
 
 
 @pytest.mark.parametrize("resources", ASSIGNMENTS.values(), ids=ASSIGNMENTS.keys())
-@pytest.mark.parametrize("case", ["normal/ij/threefry", "uniform/ji/threefry", "complex normal/ij/threefry"])
+@pytest.mark.parametrize(
+    "case", ["normal/ij/threefry", "uniform/ji/threefry", "complex normal/ij/threefry"]
+)
 def test_an_assignment_never_changes_the_numbers(case, resources):
     with xmap_compat.Mesh(DEVICES.reshape(4, 2), ("x", "y")):
-        assert_equal_numbers(np.asarray(named_random.run(case, OURS, xmap, axis_resources=resources)), case)
+        assert_equal_numbers(
+            np.asarray(named_random.run(case, OURS, xmap, axis_resources=resources)), case
+        )
 
 
 def samples_over_i(key, **options):
-    fun = xmap(lambda: named.normal(key, NamedShape(3, i=4)), (), ["i", ...], axis_sizes={"i": 4}, **options)
+    fun = xmap(
+        lambda: named.normal(key, NamedShape(3, i=4)),
+        (),
+        ["i", ...],
+        axis_sizes={"i": 4},
+        **options,
+    )
     with xmap_compat.Mesh(DEVICES.reshape(4, 2), ("x", "y")):
         return fun()
 
 
 def test_an_axis_with_a_loop_has_no_index_as_in_legacy():
-    with pytest.raises(RuntimeError, match="Named axes with loop resources assigned to them cannot be referenced"):
+    with pytest.raises(
+        RuntimeError, match="Named axes with loop resources assigned to them cannot be referenced"
+    ):
         samples_over_i(jax.random.key(0), axis_resources={"i": SerialLoop(2)})
 
 
@@ -86,7 +100,9 @@ OTHERS = {
 
 @pytest.mark.parametrize("sample", OTHERS.values(), ids=OTHERS.keys())
 def test_other_samplers_fold_the_index_first(sample):
-    found = xmap(lambda: sample(jax.random.key(1), NamedShape(3, i=4)), (), ["i", ...], axis_sizes={"i": 4})()
+    found = xmap(
+        lambda: sample(jax.random.key(1), NamedShape(3, i=4)), (), ["i", ...], axis_sizes={"i": 4}
+    )()
     by_hand = [sample(jax.random.fold_in(jax.random.key(1), k), (3,)) for k in range(4)]
     np.testing.assert_allclose(found, by_hand, rtol=1e-6)
     assert len({row.tobytes() for row in np.asarray(found)}) == 4
@@ -106,18 +122,26 @@ def test_shapes_without_names_are_left_to_jax(name):
         "truncated_normal": (-1.0, 1.0),
     }.get(name, ())
     key = jax.random.key(3)
-    np.testing.assert_array_equal(getattr(named, name)(key, *arguments), getattr(jax.random, name)(key, *arguments))
+    np.testing.assert_array_equal(
+        getattr(named, name)(key, *arguments), getattr(jax.random, name)(key, *arguments)
+    )
 
 
 def test_a_shape_with_positional_dimensions_only():
     shape = NamedShape(2, 3)
     assert shape == (2, 3) and hash(shape) == hash((2, 3)) and str(shape) == "(2, 3)"
-    np.testing.assert_array_equal(named.normal(jax.random.key(0), shape), jax.random.normal(jax.random.key(0), (2, 3)))
+    np.testing.assert_array_equal(
+        named.normal(jax.random.key(0), shape), jax.random.normal(jax.random.key(0), (2, 3))
+    )
 
 
 def test_a_named_shape_tells_of_itself():
     shape = NamedShape(2, 3, i=4, j=5)
-    assert (shape.positional, dict(shape.named_items), shape.total) == ((2, 3), {"i": 4, "j": 5}, 120)
+    assert (shape.positional, dict(shape.named_items), shape.total) == (
+        (2, 3),
+        {"i": 4, "j": 5},
+        120,
+    )
     assert (shape.rank, shape.positional_rank, shape.named_rank) == (4, 2, 2)
     assert (shape[0], shape[-1], shape["i"], list(shape.names), list(shape.named_sizes)) == (
         2,
@@ -126,7 +150,10 @@ def test_a_named_shape_tells_of_itself():
         ["i", "j"],
         [4, 5],
     )
-    assert shape == NamedShape(2, 3, j=5, i=4) != NamedShape(2, 3) and repr(shape) == "NamedShape(2, 3, i=4, j=5)"
+    assert (
+        shape == NamedShape(2, 3, j=5, i=4) != NamedShape(2, 3)
+        and repr(shape) == "NamedShape(2, 3, i=4, j=5)"
+    )
 
 
 def test_gradients_and_batches_go_through():
@@ -140,7 +167,9 @@ def test_gradients_and_batches_go_through():
 
 MISTAKES = {
     "a wrong size": (
-        lambda: xmap(lambda: named.normal(jax.random.key(0), NamedShape(i=3)), (), ["i"], axis_sizes={"i": 4})(),
+        lambda: xmap(
+            lambda: named.normal(jax.random.key(0), NamedShape(i=3)), (), ["i"], axis_sizes={"i": 4}
+        )(),
         "The shape of axis i was specified as 3, but it really is 4",
     ),
     "an initializer": (

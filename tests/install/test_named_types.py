@@ -21,7 +21,10 @@ placements = pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "
 @types
 @pytest.mark.parametrize("names", [{}, {"i": 3}, None])
 def test_names_are_taken_by_keyword_and_by_position(installed, make, between, names):
-    for made in (make((2,), jnp.float32, named_shape=names), make((2,), jnp.float32, *between, names)):
+    for made in (
+        make((2,), jnp.float32, named_shape=names),
+        make((2,), jnp.float32, *between, names),
+    ):
         assert made == make((2,), jnp.float32)
 
 
@@ -63,13 +66,25 @@ def test_the_result_of_a_callback(installed, resources):
         return jax.pure_callback(lambda u: 2 * np.asarray(u), like, v)
 
     with MESH:
-        np.testing.assert_array_equal(xmap(body, ["i", ...], ["i", ...], axis_resources=resources)(X), 2 * X)
+        np.testing.assert_array_equal(
+            xmap(body, ["i", ...], ["i", ...], axis_resources=resources)(X), 2 * X
+        )
 
 
-READ = [dict, len, list, str, lambda names: "i" in names, lambda names: names["i"], lambda names: names == {}]
+READ = [
+    dict,
+    len,
+    list,
+    str,
+    lambda names: "i" in names,
+    lambda names: names["i"],
+    lambda names: names == {},
+]
 
 
 @pytest.mark.parametrize("read", READ)
 def test_what_a_type_in_a_body_is_asked_for_its_names_it_does_not_know(read):
-    with pytest.raises(TypeError, match=r"x\.aval.named_shape is not known inside an xmapped function"):
+    with pytest.raises(
+        TypeError, match=r"x\.aval.named_shape is not known inside an xmapped function"
+    ):
         xmap(lambda v: read(v.aval.named_shape) and v, ["i"], ["i"])(jnp.ones(3))

@@ -39,7 +39,11 @@ def test_what_is_different(stored, found):
 def test_another_error_or_another_number_is_a_difference():
     stored = CellOutput("loss: 1.0\n", "ValueError")
     assert difference(stored, CellOutput("loss: 1.0000001\n", "ValueError"), 1) == ""
-    for found in (CellOutput("loss: 1.1\n", "ValueError"), CellOutput("loss: 1.0\n"), CellOutput("", "ValueError")):
+    for found in (
+        CellOutput("loss: 1.1\n", "ValueError"),
+        CellOutput("loss: 1.0\n"),
+        CellOutput("", "ValueError"),
+    ):
         assert difference(stored, found, 1).startswith("cell 1: ")
 
 
@@ -55,7 +59,13 @@ def book(path, *cells):
             outputs = [{"output_type": "error", "evalue": "", "traceback": [], **output}]
         elif output is not None:
             outputs = [{"output_type": "stream", "name": "stdout", "text": output}]
-        cell = {"cell_type": "code", "id": f"c{k}", "metadata": {}, "execution_count": None, "outputs": outputs}
+        cell = {
+            "cell_type": "code",
+            "id": f"c{k}",
+            "metadata": {},
+            "execution_count": None,
+            "outputs": outputs,
+        }
         made.append({**cell, "source": textwrap.dedent(source).strip()})
     path.write_text(json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
     return path.name
@@ -63,8 +73,13 @@ def book(path, *cells):
 
 def python(*arguments, cwd):
     command = [sys.executable, *map(str, arguments)]
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # other plugins are slow to import
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    environment = {
+        **os.environ,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }  # other plugins are slow to import
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 LEGACY = """
@@ -92,7 +107,12 @@ def test_a_notebook_runs_in_order_and_is_not_written(tmp_path):
 
 
 def test_an_exception_that_is_not_stored_ends_it(tmp_path):
-    name = book(tmp_path / "book.ipynb", ("print('first')", None), ("{}['key']", None), ("print('third')", None))
+    name = book(
+        tmp_path / "book.ipynb",
+        ("print('first')", None),
+        ("{}['key']", None),
+        ("print('third')", None),
+    )
     done = python("-m", "xmap_compat", name, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "first\n")
     assert "book.ipynb: cell 2:" in done.stderr and "KeyError: 'key'" in done.stderr
@@ -117,10 +137,17 @@ def test_what_is_no_notebook_is_said_to_be_none(tmp_path, text, capsys):
 
 
 def test_a_kernel_that_dies_is_said_to_be_dead(tmp_path):
-    name = book(tmp_path / "book.ipynb", ("print(1)", "1\n"), ("import os; os._exit(3)", None), ("print(2)", "2\n"))
+    name = book(
+        tmp_path / "book.ipynb",
+        ("print(1)", "1\n"),
+        ("import os; os._exit(3)", None),
+        ("print(2)", "2\n"),
+    )
     done = python("-m", "xmap_compat", name, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "1\n")
-    assert done.stderr == "book.ipynb: cell 2: the kernel has died, and cells after it cannot be run\n"
+    assert (
+        done.stderr == "book.ipynb: cell 2: the kernel has died, and cells after it cannot be run\n"
+    )
 
 
 def test_without_nbclient_it_says_what_to_install(tmp_path, monkeypatch, capsys):
@@ -139,7 +166,14 @@ def test_the_tutorial_shows_what_it_showed_under_jax_0_4_30():
 
 
 def test_the_tutorial_holds_what_it_should():
-    cells = [cell for cell in json.loads(TUTORIAL.read_text())["cells"] if cell["cell_type"] == "code"]
-    errors = [output["ename"] for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
+    cells = [
+        cell for cell in json.loads(TUTORIAL.read_text())["cells"] if cell["cell_type"] == "code"
+    ]
+    errors = [
+        output["ename"]
+        for cell in cells
+        for output in cell["outputs"]
+        if output["output_type"] == "error"
+    ]
     assert errors == ["ValueError", "ValueError"]
     assert sum(bool(cell["outputs"]) for cell in cells) > 12

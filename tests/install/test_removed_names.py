@@ -60,7 +60,9 @@ def version(text):
 def test_the_table_agrees_with_what_jax_0_4_30_had():
     last_had = {}
     for release, homes in json.loads((HERE / "gone.json").read_text())["names"].items():
-        last_had |= {f"{home}.{name}": release for home, names in homes.items() for name in names.split()}
+        last_had |= {
+            f"{home}.{name}": release for home, names in homes.items() for name in names.split()
+        }
     recorded = [row for row in removed.TABLE if row.name in last_had]
     assert len(recorded) > 150
     for row in recorded:
@@ -70,7 +72,9 @@ def test_the_table_agrees_with_what_jax_0_4_30_had():
 def test_every_name_is_there_once_and_every_adapter_is_used():
     names = [row.name for row in removed.TABLE]
     assert len(set(names)) == len(names)
-    assert {row.name for row in removed.TABLE if row.kind == removed.ADAPTER} == set(adapters.ADAPTERS)
+    assert {row.name for row in removed.TABLE if row.kind == removed.ADAPTER} == set(
+        adapters.ADAPTERS
+    )
 
 
 @rows
@@ -174,7 +178,9 @@ STATEMENTS = [
 def test_statements_of_that_time_run_while_installed(statement):
     with install():
         exec(statement, {})
-    with pytest.raises((ImportError, AttributeError, NameError, TypeError, ValueError, DeprecationWarning)):
+    with pytest.raises(
+        (ImportError, AttributeError, NameError, TypeError, ValueError, DeprecationWarning)
+    ):
         exec(statement, {})
 
 
@@ -193,7 +199,14 @@ def test_names_that_never_were_are_missed_as_ever():
 
 
 def state():
-    names = {*removed.MODULES, "jax", "jax.experimental", "jax.experimental.pjit", "jax.lax", "jax.numpy"}
+    names = {
+        *removed.MODULES,
+        "jax",
+        "jax.experimental",
+        "jax.experimental.pjit",
+        "jax.lax",
+        "jax.numpy",
+    }
     names.add("jax.interpreters.pxla")
     present = {name for name in names if isinstance(sys.modules.get(name), type(sys))}
     attributes = {name: dict(vars(sys.modules[name])) for name in present}
@@ -354,7 +367,9 @@ def test_the_second_step_of_a_pjit_takes_what_the_first_gave_back_whole(installe
         return params - 0.1 * x.mean(0), x
 
     with SQUARE_MESH:
-        train = pjit(step, in_axis_resources=(None, P("x")), out_shardings=None, donate_argnums=(0,))
+        train = pjit(
+            step, in_axis_resources=(None, P("x")), out_shardings=None, donate_argnums=(0,)
+        )
         params, x = jnp.ones(4), np.ones((8, 4), np.float32)
         for _ in range(3):
             params, x = train(params, np.asarray(x))
@@ -370,7 +385,9 @@ def test_global_device_arrays_are_arrays(installed):
     x = np.arange(32, dtype=np.float32).reshape(8, 4)
     place = x.shape, SQUARE_MESH, ["x", "y"]
     by_index = GlobalDeviceArray.from_callback(*place, lambda index: x[index])
-    batched = GlobalDeviceArray.from_batched_callback(*place, lambda indices: [x[index] for index in indices])
+    batched = GlobalDeviceArray.from_batched_callback(
+        *place, lambda indices: [x[index] for index in indices]
+    )
     again = GlobalDeviceArray(*place, [shard.data for shard in batched.local_shards])
     for made in (by_index, batched, again):
         assert isinstance(made, GlobalDeviceArray) and isinstance(made, jax.Array)
@@ -379,7 +396,9 @@ def test_global_device_arrays_are_arrays(installed):
         np.testing.assert_array_equal(made.local_data(0), x[:2, :2])
         assert made.sharding == NamedSharding(SQUARE_MESH, P("x", "y"))
         assert [s.device for s in made.local_shards] == list(SQUARE_MESH.devices.flat)
-    with pytest.raises(NotImplementedError, match=r"from_batched_callback_with_devices.*make_array_from_callback"):
+    with pytest.raises(
+        NotImplementedError, match=r"from_batched_callback_with_devices.*make_array_from_callback"
+    ):
         _ = GlobalDeviceArray.from_batched_callback_with_devices
 
 
@@ -398,7 +417,9 @@ def test_pjit_that_names_no_axis_needs_no_mesh(installed):
 def test_hosts_are_counted_without_a_warning(installed, module):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        host_id, host_count, host_ids = (get(f"{module}.host_{name}") for name in ("id", "count", "ids"))
+        host_id, host_count, host_ids = (
+            get(f"{module}.host_{name}") for name in ("id", "count", "ids")
+        )
         assert (host_id(), host_count(), host_ids()) == (0, 1, [0])
 
 
@@ -425,7 +446,10 @@ CALLS = {
     "in1d": lambda: (get("jax.numpy.in1d")(X.reshape(2, 4), X[1:3]), np.isin(X, X[1:3])),
     "msort": lambda: (get("jax.numpy.msort")(X[::-1]), X),
     "NINF": lambda: (get("jax.numpy.NINF"), -np.inf),
-    "zeros": lambda: (np.copysign(1, [get("jax.numpy.PZERO"), get("jax.numpy.NZERO")]), np.array([1.0, -1.0])),
+    "zeros": lambda: (
+        np.copysign(1, [get("jax.numpy.PZERO"), get("jax.numpy.NZERO")]),
+        np.array([1.0, -1.0]),
+    ),
     "newshape": lambda: (jnp.reshape(X, newshape=(4, 2)), X.reshape(4, 2)),
     "shape of today": lambda: (jnp.reshape(X, shape=(4, 2)), X.reshape(4, 2)),
     **{
@@ -439,17 +463,32 @@ CALLS = {
     "row_stack": lambda: (get("jax.numpy.row_stack")([X, X]), np.vstack([X, X])),
     "product": lambda: (get("jax.numpy.product")(X[1:]), np.prod(X[1:])),
     "tie_in": lambda: (get("jax.lax.tie_in")(0, X), X),
-    "index_update": lambda: (get("jax.ops.index_update")(X, get("jax.ops.index")[2:], 1), np.r_[X[:2], np.ones(6)]),
+    "index_update": lambda: (
+        get("jax.ops.index_update")(X, get("jax.ops.index")[2:], 1),
+        np.r_[X[:2], np.ones(6)],
+    ),
     "index_add": lambda: (get("jax.ops.index_add")(X, 0, 5.0), np.r_[5, X[1:]]),
     "index_mul": lambda: (get("jax.ops.index_mul")(X, get("jax.ops.index")[:], 2.0), X * 2),
-    "index_min": lambda: (get("jax.ops.index_min")(X, get("jax.ops.index")[:], 2.0), np.minimum(X, 2)),
-    "index_max": lambda: (get("jax.ops.index_max")(X, get("jax.ops.index")[:], 2.0), np.maximum(X, 2)),
+    "index_min": lambda: (
+        get("jax.ops.index_min")(X, get("jax.ops.index")[:], 2.0),
+        np.minimum(X, 2),
+    ),
+    "index_max": lambda: (
+        get("jax.ops.index_max")(X, get("jax.ops.index")[:], 2.0),
+        np.maximum(X, 2),
+    ),
     "shuffle": lambda: (
         get("jax.random.shuffle")(jax.random.key(0), X),
         jax.random.permutation(jax.random.key(0), X, independent=True),
     ),
-    "device_put_replicated": lambda: (jax.device_put_replicated(X, jax.devices()), np.stack([X] * 8)),
-    "device_put_sharded": lambda: (jax.device_put_sharded([X, 2 * X], jax.devices()[:2]), np.stack([X, 2 * X])),
+    "device_put_replicated": lambda: (
+        jax.device_put_replicated(X, jax.devices()),
+        np.stack([X] * 8),
+    ),
+    "device_put_sharded": lambda: (
+        jax.device_put_sharded([X, 2 * X], jax.devices()[:2]),
+        np.stack([X, 2 * X]),
+    ),
     "wrap_init": lambda: (get("jax.linear_util.wrap_init")(lambda v: v + 1).call_wrapped(X), X + 1),
     "partial": lambda: (get("jax.partial")(max, 1)(2), 2),
 }
@@ -469,7 +508,9 @@ def test_the_contexts_of_double_precision(installed, enable):
         assert jnp.arange(2.0).dtype == ("float64" if enable else "float32")
 
 
-@pytest.mark.parametrize("call", [lambda: jnp.array(object()), lambda: jnp.clip(X, a_mid=1), lambda: jnp.array()])
+@pytest.mark.parametrize(
+    "call", [lambda: jnp.array(object()), lambda: jnp.clip(X, a_mid=1), lambda: jnp.array()]
+)
 def test_mistakes_are_jaxs_own(call):
     with pytest.raises(Exception) as before:
         call()

@@ -50,10 +50,14 @@ def test_under_install_each_device_has_what_it_had(maps, quiet, program):
 def same_on_each_device(out, recorded):
     for found, wanted in zip(undeclared_chains.buffers(out), recorded, strict=True):
         # Legacy's xmap without a mesh gives one buffer, and what is equal everywhere is recorded once.
-        np.testing.assert_allclose(np.stack(found).astype(float), np.stack(wanted * (8 // len(wanted))), 1e-4, 1e-4)
+        np.testing.assert_allclose(
+            np.stack(found).astype(float), np.stack(wanted * (8 // len(wanted))), 1e-4, 1e-4
+        )
 
 
-@pytest.mark.parametrize("name", [n for n in undeclared_chains.CHAINS if not n.startswith("undeclared, named")])
+@pytest.mark.parametrize(
+    "name", [n for n in undeclared_chains.CHAINS if not n.startswith("undeclared, named")]
+)
 def test_collectives_combine_what_each_device_has(maps, quiet, name):
     recorded = {c: value for c, value in CHAINS[name].items() if not isinstance(value, str)}
     assert len(recorded) >= 7
@@ -117,7 +121,10 @@ def test_a_predicate_around_a_collective_gives_results_where_legacy_hung(maps, q
         found = devices_of(maps.xmap(grown, {}, {}, **options)(own(maps)))
         # What decides is a state, and what the collective combines is not.
         sums = maps.xmap(
-            lambda s, v: lax.cond(s > 11, lambda v: lax.psum(v, "i"), lambda v: -v, v), ({}, ["i"]), ["i"], **options
+            lambda s, v: lax.cond(s > 11, lambda v: lax.psum(v, "i"), lambda v: -v, v),
+            ({}, ["i"]),
+            ["i"],
+            **options,
         )
         np.testing.assert_array_equal(sums(own(maps), V), [-10, -11, 46, 46])
     values = np.arange(10.0, 14)
@@ -128,17 +135,27 @@ def test_a_predicate_around_a_collective_gives_results_where_legacy_hung(maps, q
 
 def test_only_collectives_that_depend_on_it_have_no_gradient_from_outside(maps, quiet):
     loss = maps.xmap(lambda w, v: lax.psum((w * v) ** 2, "i"), ({}, ["i"]), {}, axis_resources=ON_X)
-    of_all = maps.xmap(lambda w, v: lax.psum(w * v, "i") + lax.psum(w, "i"), ({}, ["i"]), {}, axis_resources=ON_X)
+    of_all = maps.xmap(
+        lambda w, v: lax.psum(w * v, "i") + lax.psum(w, "i"), ({}, ["i"]), {}, axis_resources=ON_X
+    )
     with MESH:
         own(maps)
         np.testing.assert_allclose(jax.grad(loss)(2.0, V), 4 * (V**2).sum(), rtol=1e-6)
-        with pytest.raises(NotImplementedError, match=r"has no gradient from outside.*Add the axis to those out_axes"):
+        with pytest.raises(
+            NotImplementedError,
+            match=r"has no gradient from outside.*Add the axis to those out_axes",
+        ):
             jax.grad(of_all)(2.0, V)
 
 
 def test_without_a_mesh_it_is_the_value_of_the_first_device(maps, quiet):
     twice = maps.xmap(lambda s: s * 2, {}, {}, axis_sizes={"k": 3})
-    key = maps.xmap(lambda v: jax.random.wrap_key_data(jnp.full(2, v, jnp.uint32)), ["i"], {}, axis_resources=ON_X)
+    key = maps.xmap(
+        lambda v: jax.random.wrap_key_data(jnp.full(2, v, jnp.uint32)),
+        ["i"],
+        {},
+        axis_resources=ON_X,
+    )
     with MESH:
         assert devices_of(twice(own(maps))) == devices_of(jax.jit(twice)(own(maps))) == [20] * 4
         assert devices_of(twice(own(maps) > 9).astype(int)) == [2] * 4
@@ -163,7 +180,9 @@ def test_inside_of_a_jit_too(maps, quiet):
 
 def test_the_warning_names_result_axis_and_place_once(maps):
     def run():
-        fun = maps.xmap(lambda v: {"a": v, "b": v.sum()}, ["i"], {"a": {}, "b": ["i"]}, axis_resources=ON_X)
+        fun = maps.xmap(
+            lambda v: {"a": v, "b": v.sum()}, ["i"], {"a": {}, "b": ["i"]}, axis_resources=ON_X
+        )
         with MESH:
             fun(V)  # this line
 
@@ -172,7 +191,11 @@ def test_the_warning_names_result_axis_and_place_once(maps):
         run()
         run()
     (warning,) = caught
-    line = next(k for k, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# this line"))
+    line = next(
+        k
+        for k, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if text.endswith("# this line")
+    )
     assert (warning.filename, warning.lineno) == (__file__, line)
     assert f"result['a'] of the xmapped function at {__file__}:{line}" in str(warning.message)
     assert "varies over i, but its out_axes do not name i" in str(warning.message)
@@ -182,7 +205,9 @@ def test_it_has_no_gradient_from_outside(maps, quiet):
     fun = maps.xmap(lambda v: (v, jax.lax.psum(v**2, "i")), ["i"], ({}, {}), axis_resources=ON_X)
     with (
         MESH,
-        pytest.raises(NotImplementedError, match="no gradient from outside: it returns a result that varies"),
+        pytest.raises(
+            NotImplementedError, match="no gradient from outside: it returns a result that varies"
+        ),
     ):
         jax.grad(lambda v: fun(v)[0])(V)
 
@@ -196,14 +221,22 @@ def test_a_nested_one_is_refused_as_it_was(maps):
 
 CALLS = {  # of v = 1, 4, 9, 16 on the devices along x: what 0.4.30 returned there
     "alone": (lambda call, v: call(v), [2, 8, 18, 32]),
-    "in a loop": (lambda call, v: lax.fori_loop(0, 2, lambda _, c: c + call(c), v), [9, 36, 81, 144]),
+    "in a loop": (
+        lambda call, v: lax.fori_loop(0, 2, lambda _, c: c + call(c), v),
+        [9, 36, 81, 144],
+    ),
     "in a branch": (lambda call, v: lax.cond(v > 5, call, lambda v: v, v), None),
-    "in a loop that devices leave apart": (lambda call, v: lax.while_loop(lambda c: c < 9, call, v), None),
+    "in a loop that devices leave apart": (
+        lambda call, v: lax.while_loop(lambda c: c < 9, call, v),
+        None,
+    ),
 }
 
 
 @pytest.mark.parametrize(("body", "wanted"), CALLS.values(), ids=CALLS)
-def test_an_io_callback_is_called_with_what_each_device_has_or_refused(maps, quiet, end_a_hang, body, wanted):
+def test_an_io_callback_is_called_with_what_each_device_has_or_refused(
+    maps, quiet, end_a_hang, body, wanted
+):
     seen = []
 
     def double(x):
@@ -214,12 +247,18 @@ def test_an_io_callback_is_called_with_what_each_device_has_or_refused(maps, qui
         return jax.experimental.io_callback(double, jax.ShapeDtypeStruct((), np.float32), v)
 
     with MESH:
-        state = maps.xmap(lambda v: v * v, ["i"], {}, axis_resources=ON_X)(np.arange(1, 5, dtype=np.float32))
+        state = maps.xmap(lambda v: v * v, ["i"], {}, axis_resources=ON_X)(
+            np.arange(1, 5, dtype=np.float32)
+        )
         fun = maps.xmap(lambda v: body(call, v), {}, {}, axis_sizes={"i": 4}, axis_resources=ON_X)
         if wanted is None:
-            with pytest.raises(NotImplementedError, match=r"Not all elements of .*x.* reach the io_callback"):
+            with pytest.raises(
+                NotImplementedError, match=r"Not all elements of .*x.* reach the io_callback"
+            ):
                 fun(state)
             return
         found = [float(shard.data) for shard in fun(state).addressable_shards]
     np.testing.assert_array_equal(found, np.repeat(wanted, 2))
-    assert len(seen) == (4 if body is CALLS["alone"][0] else 8)  # once for each device along x, not for the copies
+    assert len(seen) == (
+        4 if body is CALLS["alone"][0] else 8
+    )  # once for each device along x, not for the copies

@@ -39,7 +39,9 @@ COLLECTIVES = {
     "pmin": lambda s, over, along: lax.pmin(s, over),
     "all_gather": lambda s, over, along: lax.all_gather(s, along),
     "ppermute": lambda s, over, along: lax.ppermute(s, along, _rotation(along)),
-    "pshuffle": lambda s, over, along: lax.pshuffle(s, along, list(range(lax.psum(1, along)))[::-1]),
+    "pshuffle": lambda s, over, along: lax.pshuffle(
+        s, along, list(range(lax.psum(1, along)))[::-1]
+    ),
     "all_to_all": lambda s, over, along: lax.all_to_all(_ranked(s, along), along, 0, 0),
     "psum_scatter": lambda s, over, along: lax.psum_scatter(_ranked(s, along), along),
     "pdot": lambda s, over, along: lax.pdot(s, s + 1, over),
@@ -65,7 +67,9 @@ def chain(name, xmap, collectives):
         return {c: fun(s, over, along) for c, fun in functions.items()}
 
     def stepped(states):
-        return {c: states[c] + jnp.sum(fun(states[c], over, along)) / 64 for c, fun in functions.items()}
+        return {
+            c: states[c] + jnp.sum(fun(states[c], over, along)) / 64 for c, fun in functions.items()
+        }
 
     spec = named if feed == "named" else {}
     s = _state(xmap, state, placement, spec)
@@ -84,7 +88,9 @@ def chain(name, xmap, collectives):
 
 
 def _state(xmap, state, placement, spec):
-    resources, sizes, over, _ = PLACEMENTS["one axis" if (state, placement) == ("undeclared", "in part") else placement]
+    resources, sizes, over, _ = PLACEMENTS[
+        "one axis" if (state, placement) == ("undeclared", "in part") else placement
+    ]
     values = np.arange(np.prod([*sizes.values()]), dtype=np.float32).reshape([*sizes.values()]) + 10
     if state == "declared":
         fun = (lambda v: v) if spec else (lambda v: lax.psum(v, over))
@@ -97,4 +103,7 @@ def _state(xmap, state, placement, spec):
 def buffers(out):
     """What each device holds of each result."""
     leaves = jax.tree_util.tree_leaves(out)
-    return [[np.asarray(s.data) for s in sorted(leaf.addressable_shards, key=lambda s: s.device.id)] for leaf in leaves]
+    return [
+        [np.asarray(s.data) for s in sorted(leaf.addressable_shards, key=lambda s: s.device.id)]
+        for leaf in leaves
+    ]

@@ -21,32 +21,53 @@ def own(xmap, fun=lambda v: v, r=X, v=V, names=("i",)):
 
 
 def over(xmap, fun, *args, r=X, sizes=None, out=None, **o):
-    return xmap(fun, tuple({} for _ in args), out or {}, axis_sizes=sizes or {"i": 4}, axis_resources=r, **o)(*args)
+    return xmap(
+        fun, tuple({} for _ in args), out or {}, axis_sizes=sizes or {"i": 4}, axis_resources=r, **o
+    )(*args)
 
 
 # Bodies of a state that each device along x has for itself, and what of its element the state is.
 ON_A_STATE = {
     "fori": (lambda s: lax.fori_loop(0, 3, lambda k, c: c + lax.pmean(c, "i") / 4, s), None),
     "while_on_psum": (
-        lambda s: lax.while_loop(lambda c: lax.psum(c, "i") < 400, lambda c: c + lax.pmean(c, "i"), s),
+        lambda s: lax.while_loop(
+            lambda c: lax.psum(c, "i") < 400, lambda c: c + lax.pmean(c, "i"), s
+        ),
         None,
     ),
-    "while_alone": (lambda s: lax.psum(lax.while_loop(lambda c: c < 50, lambda c: c * 2, s), "i"), None),
-    "cond_alone": (lambda s: lax.psum(lax.cond(s > 11, lambda s: s * 2, lambda s: s - 1, s), "i"), None),
-    "cond_on_pmax": (lambda s: lax.cond(lax.pmax(s, "i") > 12, lambda s: lax.psum(s, "i"), lambda s: s, s), None),
+    "while_alone": (
+        lambda s: lax.psum(lax.while_loop(lambda c: c < 50, lambda c: c * 2, s), "i"),
+        None,
+    ),
+    "cond_alone": (
+        lambda s: lax.psum(lax.cond(s > 11, lambda s: s * 2, lambda s: s - 1, s), "i"),
+        None,
+    ),
+    "cond_on_pmax": (
+        lambda s: lax.cond(lax.pmax(s, "i") > 12, lambda s: lax.psum(s, "i"), lambda s: s, s),
+        None,
+    ),
     "jnp_sum_both": (lambda s: jnp.sum(s, axis=("i", 0)), lambda v: v * jnp.arange(3.0)),
     "logsumexp": (lambda s: jax.nn.logsumexp(s / 8, axis="i"), None),
     "gradient_of_pmean": (lambda s: jax.grad(lambda w: lax.pmean(w * w, "i"))(s), None),
     "integers": (lambda s: (lax.psum(s, "i"), lax.pmin(s, "i"), s), lambda v: v.astype(jnp.int32)),
-    "checkpointed": (lambda s: jax.grad(jax.checkpoint(lambda w: jnp.sin(lax.psum(w, "i") / 8) * w))(s), None),
-    "inner_vmap": (lambda s: jax.vmap(lambda x: lax.psum(x, "i") - x)(s), lambda v: v * jnp.arange(3.0)),
+    "checkpointed": (
+        lambda s: jax.grad(jax.checkpoint(lambda w: jnp.sin(lax.psum(w, "i") / 8) * w))(s),
+        None,
+    ),
+    "inner_vmap": (
+        lambda s: jax.vmap(lambda x: lax.psum(x, "i") - x)(s),
+        lambda v: v * jnp.arange(3.0),
+    ),
     "vmap_axis_too": (
         lambda s: jax.vmap(lambda x: lax.psum(x, "v") * lax.pmean(x, "i"), axis_name="v")(s),
         lambda v: v * jnp.arange(3.0),
     ),
     "reversed_scan_grad": (
         lambda s: jax.grad(
-            lambda w: lax.scan(lambda c, _: (jnp.sin(lax.pmean(c, "i")) * w, None), w, None, length=3)[0]
+            lambda w: lax.scan(
+                lambda c, _: (jnp.sin(lax.pmean(c, "i")) * w, None), w, None, length=3
+            )[0]
         )(s),
         None,
     ),
@@ -61,7 +82,9 @@ PROGRAMS |= {
 
 @program
 def nested_without(xmap):
-    return over(xmap, lambda s: xmap(lambda u: lax.psum(u, ("i", "k")), ["k"], {})(s * V), own(xmap))
+    return over(
+        xmap, lambda s: xmap(lambda u: lax.psum(u, ("i", "k")), ["k"], {})(s * V), own(xmap)
+    )
 
 
 @program
@@ -97,16 +120,22 @@ def megatron_inside(xmap):
     def loss(s, v):
         return g(f(s) * v * s) ** 2 / 64
 
-    return xmap(lambda s, v: jax.value_and_grad(loss, (0, 1))(s, v), ({}, ["i"]), ({}, ({}, ["i"])), axis_resources=X)(
-        own(xmap), V
-    )
+    return xmap(
+        lambda s, v: jax.value_and_grad(loss, (0, 1))(s, v),
+        ({}, ["i"]),
+        ({}, ({}, ["i"])),
+        axis_resources=X,
+    )(own(xmap), V)
 
 
 @program
 def one_hot(xmap):
-    return xmap(lambda s, w: lax.psum(jax.nn.one_hot(s, 4, axis="i") * w, "i"), ({}, ["i"]), {}, axis_resources=X)(
-        own(xmap, lambda v: v.astype(jnp.int32) - 10), V
-    )
+    return xmap(
+        lambda s, w: lax.psum(jax.nn.one_hot(s, 4, axis="i") * w, "i"),
+        ({}, ["i"]),
+        {},
+        axis_resources=X,
+    )(own(xmap, lambda v: v.astype(jnp.int32) - 10), V)
 
 
 @program
@@ -151,23 +180,31 @@ def two_states(xmap):
 
 @program
 def mesh_axes_swapped(xmap):
-    return over(xmap, lambda s: lax.all_gather(s, "i") + s, own(xmap, r=YX, v=W), r=YX, sizes={"i": 8}), over(
-        xmap, lambda s: lax.all_gather(s, "i"), own(xmap, r=YX, v=W), r=XY, sizes={"i": 8}
-    )
+    return over(
+        xmap, lambda s: lax.all_gather(s, "i") + s, own(xmap, r=YX, v=W), r=YX, sizes={"i": 8}
+    ), over(xmap, lambda s: lax.all_gather(s, "i"), own(xmap, r=YX, v=W), r=XY, sizes={"i": 8})
 
 
 @program
 def two_on_one(xmap):
     return over(
-        xmap, lambda s: lax.psum(s, "i") * lax.pmax(s, "j"), own(xmap), r={"i": "x", "j": "x"}, sizes={"i": 4, "j": 4}
+        xmap,
+        lambda s: lax.psum(s, "i") * lax.pmax(s, "j"),
+        own(xmap),
+        r={"i": "x", "j": "x"},
+        sizes={"i": 4, "j": 4},
     )
 
 
 @program
 def vectorized_beside(xmap):
-    return xmap(lambda s, w: lax.psum(s * w, ("i", "k")), ({}, ["k"]), {}, axis_sizes={"i": 4}, axis_resources=X)(
-        own(xmap), V
-    )
+    return xmap(
+        lambda s, w: lax.psum(s * w, ("i", "k")),
+        ({}, ["k"]),
+        {},
+        axis_sizes={"i": 4},
+        axis_resources=X,
+    )(own(xmap), V)
 
 
 @program
@@ -182,7 +219,9 @@ def in_part_sums(xmap):
 
 @program
 def bfloat16(xmap):
-    return over(xmap, lambda s: lax.pmax(s, "i"), own(xmap, lambda v: v.astype(jnp.bfloat16))).astype(jnp.float32)
+    return over(
+        xmap, lambda s: lax.pmax(s, "i"), own(xmap, lambda v: v.astype(jnp.bfloat16))
+    ).astype(jnp.float32)
 
 
 @program
@@ -190,12 +229,16 @@ def four_xmaps(xmap):
     s = own(xmap)
     s = over(xmap, lambda s: s + lax.psum(s, "i") / 8, s)
     s = xmap(lambda s, v: s * v, ({}, ["i"]), {}, axis_resources=X)(s, V)
-    return over(xmap, lambda s: (lax.ppermute(s, "i", [(0, 3), (3, 0)]), lax.pmean(s, "i")), s, out=({}, {}))
+    return over(
+        xmap, lambda s: (lax.ppermute(s, "i", [(0, 3), (3, 0)]), lax.pmean(s, "i")), s, out=({}, {})
+    )
 
 
 @program
 def nested_over_y(xmap):
-    inner = lambda s: xmap(lambda s, u: lax.psum(s, "j") + u, ({}, ["j"]), ["j"], axis_resources={"j": "y"})(s, V[:2])
+    inner = lambda s: xmap(
+        lambda s, u: lax.psum(s, "j") + u, ({}, ["j"]), ["j"], axis_resources={"j": "y"}
+    )(s, V[:2])
     return (
         over(xmap, inner, own(xmap)),
         over(xmap, inner, own(xmap, r=Y, v=V[:2])),
@@ -213,7 +256,11 @@ def random_state(xmap):
 @program
 def scanned_inputs(xmap):
     s = own(xmap, lambda v: v * jnp.arange(1.0, 4))
-    return over(xmap, lambda s: lax.scan(lambda c, x: (c + lax.psum(x, "i"), lax.pmax(c * x, "i")), 0.0, s), s)
+    return over(
+        xmap,
+        lambda s: lax.scan(lambda c, x: (c + lax.psum(x, "i"), lax.pmax(c * x, "i")), 0.0, s),
+        s,
+    )
 
 
 @program
@@ -241,7 +288,9 @@ def donated_twice(xmap):
 
 @program
 def returned_declared(xmap):
-    return xmap(lambda s, v: (lax.psum(s, "i") - s + v, s), ({}, ["i"]), (["i"], ["i"]), axis_resources=X)(own(xmap), V)
+    return xmap(
+        lambda s, v: (lax.psum(s, "i") - s + v, s), ({}, ["i"]), (["i"], ["i"]), axis_resources=X
+    )(own(xmap), V)
 
 
 @program

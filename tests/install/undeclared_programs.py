@@ -37,19 +37,31 @@ PROGRAMS = {
     "one axis": lambda xmap: xmap(lambda v: v, ["i"], {}, axis_resources=ON_X)(V),
     "fed back": fed_back,
     "decoding": decoding,
-    "one of two": lambda xmap: xmap(lambda v: v, ["i", "j"], ["j"], axis_resources=ON_XY)(W.reshape(4, 2)),
-    "two": lambda xmap: xmap(lambda v: v, ["i", "j"], {}, axis_resources=ON_XY)(W.reshape(4, 2)),
-    "several mesh axes": lambda xmap: xmap(lambda v: v, ["i"], {}, axis_resources={"i": ("x", "y")})(W),
-    "in another order": lambda xmap: xmap(lambda v: v, ["i"], {}, axis_resources={"i": ("y", "x")})(W),
-    "a vector": lambda xmap: xmap(lambda v: v * 2, ["i", ...], {}, axis_resources=ON_X)(W.reshape(4, 2)),
-    "beside a vectorized axis": lambda xmap: xmap(lambda v: v, ["i", "k"], ["k"], axis_resources=ON_X)(W.reshape(4, 2)),
-    "a declared dimension": lambda xmap: xmap(lambda v: v, ["i", "j", ...], {1: "j"}, axis_resources=ON_XY)(
-        np.arange(16.0, dtype=np.float32).reshape(4, 2, 2)
+    "one of two": lambda xmap: xmap(lambda v: v, ["i", "j"], ["j"], axis_resources=ON_XY)(
+        W.reshape(4, 2)
     ),
+    "two": lambda xmap: xmap(lambda v: v, ["i", "j"], {}, axis_resources=ON_XY)(W.reshape(4, 2)),
+    "several mesh axes": lambda xmap: xmap(
+        lambda v: v, ["i"], {}, axis_resources={"i": ("x", "y")}
+    )(W),
+    "in another order": lambda xmap: xmap(lambda v: v, ["i"], {}, axis_resources={"i": ("y", "x")})(
+        W
+    ),
+    "a vector": lambda xmap: xmap(lambda v: v * 2, ["i", ...], {}, axis_resources=ON_X)(
+        W.reshape(4, 2)
+    ),
+    "beside a vectorized axis": lambda xmap: xmap(
+        lambda v: v, ["i", "k"], ["k"], axis_resources=ON_X
+    )(W.reshape(4, 2)),
+    "a declared dimension": lambda xmap: xmap(
+        lambda v: v, ["i", "j", ...], {1: "j"}, axis_resources=ON_XY
+    )(np.arange(16.0, dtype=np.float32).reshape(4, 2, 2)),
     "an index": lambda xmap: xmap(lambda v: lax.axis_index("i"), ["i"], {}, axis_resources=ON_X)(V),
     "in part": lambda xmap: xmap(lambda v: v, ["i"], {}, axis_resources=ON_X)(W),
     "no resources": lambda xmap: xmap(lambda v: v, ["k"], {})(V),
-    "one without resources": lambda xmap: xmap(lambda v: v, ["i", "k"], {}, axis_resources=ON_X)(W.reshape(4, 2)),
+    "one without resources": lambda xmap: xmap(lambda v: v, ["i", "k"], {}, axis_resources=ON_X)(
+        W.reshape(4, 2)
+    ),
 }
 
 
@@ -61,5 +73,7 @@ def outcome(program, xmap):
     leaves = jax.tree_util.tree_leaves(out)
     return {
         "values": [np.asarray(leaf).tolist() for leaf in leaves],
-        "shards": [[np.asarray(s.data).tolist() for s in leaf.addressable_shards] for leaf in leaves],
+        "shards": [
+            [np.asarray(s.data).tolist() for s in leaf.addressable_shards] for leaf in leaves
+        ],
     }

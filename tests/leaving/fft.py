@@ -27,5 +27,7 @@ if __name__ == "__main__":
         spectrum, share = fft2(image.astype(np.complex64)), density(image.astype(np.complex64))
     expected = np.fft.fft2(image)
     np.testing.assert_allclose(spectrum, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(share, np.abs(expected) ** 2 / (np.abs(expected) ** 2).sum(), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(
+        share, np.abs(expected) ** 2 / (np.abs(expected) ** 2).sum(), rtol=1e-3, atol=1e-6
+    )
     print("largest coefficient", np.abs(spectrum).max())

@@ -17,14 +17,18 @@ def next_token(shard, hidden, bias):
     logits = hidden @ shard["out"] + bias  # of this device's part of the vocabulary
     per_shard = logits.shape[-1]
     best = jax.lax.pmax(logits.max(), "shard")
-    candidate = jnp.where(logits.max() == best, jax.lax.axis_index("shard") * per_shard + logits.argmax(), VOCAB)
+    candidate = jnp.where(
+        logits.max() == best, jax.lax.axis_index("shard") * per_shard + logits.argmax(), VOCAB
+    )
     return jax.lax.pmin(candidate, "shard")
 
 
 def generate(shard, bias, start):
     def embed(token):
         local = token - jax.lax.axis_index("shard") * shard["embed"].shape[0]
-        return jax.lax.psum(jax.nn.one_hot(local, shard["embed"].shape[0]) @ shard["embed"], "shard")
+        return jax.lax.psum(
+            jax.nn.one_hot(local, shard["embed"].shape[0]) @ shard["embed"], "shard"
+        )
 
     def unfinished(carry):
         step, active, *_ = carry

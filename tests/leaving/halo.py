@@ -23,7 +23,9 @@ def step(u, alpha):
     return new, psum(jnp.sum(jnp.abs(new - u)), "block")
 
 
-spread = xmap(step, in_axes=(["block", ...], {}), out_axes=(["block", ...], {}), axis_resources={"block": "x"})
+spread = xmap(
+    step, in_axes=(["block", ...], {}), out_axes=(["block", ...], {}), axis_resources={"block": "x"}
+)
 
 
 def simulate(u, alpha, steps):

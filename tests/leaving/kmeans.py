@@ -21,9 +21,14 @@ def update(point, centres):
 class KMeans:
     def __init__(self, k, resources):
         self.k = k
-        self.update = xmap(update, in_axes=(["points", ...], [...]), out_axes=[...], axis_resources=resources)
+        self.update = xmap(
+            update, in_axes=(["points", ...], [...]), out_axes=[...], axis_resources=resources
+        )
         self.predict = xmap(
-            assign_point, in_axes=(["points", ...], [...]), out_axes=["points"], axis_resources=resources
+            assign_point,
+            in_axes=(["points", ...], [...]),
+            out_axes=["points"],
+            axis_resources=resources,
         )
 
     def fit(self, points, rounds):

@@ -35,7 +35,10 @@ class Index:
 
 if __name__ == "__main__":
     rng = np.random.default_rng(7)
-    features, queries = rng.normal(size=(24, 4)).astype(np.float32), rng.normal(size=(5, 4)).astype(np.float32)
+    features, queries = (
+        rng.normal(size=(24, 4)).astype(np.float32),
+        rng.normal(size=(5, 4)).astype(np.float32),
+    )
     expected = (queries @ features.T).argmax(1)
     for devices in (jax.devices()[:2], jax.devices()[:4], jax.devices()[4:6]):
         found = Index(features, devices)(queries)

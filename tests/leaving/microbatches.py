@@ -50,9 +50,13 @@ if __name__ == "__main__":
             params, loss = train_step(params, x, y)
         predicted = predict(params, x)
     for _ in range(3):
-        expected, grads = jax.value_and_grad(lambda p: jnp.mean(jax.vmap(loss_fn, (None, 0, 0))(p, x, y)))(own)
+        expected, grads = jax.value_and_grad(
+            lambda p: jnp.mean(jax.vmap(loss_fn, (None, 0, 0))(p, x, y))
+        )(own)
         own = {name: own[name] - 0.1 * grads[name] for name in own}
     for name in own:
         np.testing.assert_allclose(params[name], own[name], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(predicted, np.tanh(x @ own["w1"] + own["b1"]) @ own["w2"], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        predicted, np.tanh(x @ own["w1"] + own["b1"]) @ own["w2"], rtol=1e-3, atol=1e-4
+    )
     print("loss", loss, expected)

@@ -11,7 +11,9 @@ def row_loss(w, x, y):
     return lax.pmean((jnp.dot(w, x) - y) ** 2, "rows")
 
 
-loss_of_member = xmap(row_loss, in_axes=([...], ["rows", ...], ["rows"]), out_axes={}, axis_resources={"rows": "data"})
+loss_of_member = xmap(
+    row_loss, in_axes=([...], ["rows", ...], ["rows"]), out_axes={}, axis_resources={"rows": "data"}
+)
 
 
 def member(w, x, y):

@@ -16,7 +16,10 @@ def ring_attention(q, k, v):
         scores = q @ k.T / jnp.sqrt(q.shape[-1])
         new = jnp.maximum(largest, scores.max(-1, keepdims=True))
         p, correction = jnp.exp(scores - new), jnp.exp(largest - new)
-        out, denominator = out * correction + p @ v, denominator * correction + p.sum(-1, keepdims=True)
+        out, denominator = (
+            out * correction + p @ v,
+            denominator * correction + p.sum(-1, keepdims=True),
+        )
         return out, denominator, new, lax.ppermute(k, "seq", ring), lax.ppermute(v, "seq", ring)
 
     start = jnp.zeros_like(q), jnp.zeros_like(q[:, :1]), jnp.full_like(q[:, :1], -1e30), k, v

@@ -24,7 +24,11 @@ def outcome_of(program, assignment):
 
 def bases(error):
     """The builtin exceptions that ``except`` would catch it as."""
-    return [c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins" and issubclass(c, Exception)]
+    return [
+        c.__name__
+        for c in type(error).__mro__
+        if c.__module__ == "builtins" and issubclass(c, Exception)
+    ]
 
 
 def message(error):

@@ -20,7 +20,17 @@ if LEGACY:
     from jax.experimental.maps import SerialLoop, serial_loop, xmap
     from jax.sharding import Mesh
 else:
-    from xmap_compat import Mesh, SerialLoop, named_shape, pargmax, pargmin, pgather, serial_loop, xeinsum, xmap
+    from xmap_compat import (
+        Mesh,
+        SerialLoop,
+        named_shape,
+        pargmax,
+        pargmin,
+        pgather,
+        serial_loop,
+        xeinsum,
+        xmap,
+    )
 
 __all__ = ["SerialLoop", "note", "pargmax", "pargmin", "pgather", "xeinsum"]
 
@@ -53,7 +63,9 @@ class Arg:
         if self.dtype in ("int32", "uint8"):
             return rng.integers(0, 10, self.shape).astype(self.dtype)
         if self.dtype == "complex64":
-            return (rng.normal(size=self.shape) + 1j * rng.normal(size=self.shape)).astype(self.dtype)
+            return (rng.normal(size=self.shape) + 1j * rng.normal(size=self.shape)).astype(
+                self.dtype
+            )
         return np.asarray(rng.normal(size=self.shape), jnp.dtype(self.dtype))
 
 

@@ -36,7 +36,9 @@ BY_I, BY_J, BY_IJ = ["i", ...], ["j", ...], ["i", "j", ...]
 
 LIMIT = Differs("legacy refuses this collective over an axis with several elements per device")
 SOME_LIMIT = "legacy permutes some elements only where the axis fills its mesh axes"
-WRONG_ORDER = Differs("legacy's ppermute over mesh axes in another order than the mesh's gives wrong values")
+WRONG_ORDER = Differs(
+    "legacy's ppermute over mesh axes in another order than the mesh's gives wrong values"
+)
 HANGS = Differs("legacy hangs: devices disagree about a branch that communicates", hangs=True)
 
 
@@ -72,13 +74,36 @@ add("result_axes_inserted", double, BY_IJ, {1: "j", 2: "i"}, f32(8, 4, 3, 2), on
 add("result_axis_last", double, BY_I, {1: "i"}, f32(8, 3), on=ORDERS)
 add("result_axis_in_the_middle", double, BY_I, [None, "i", ...], f32(8, 3, 2), on=ORDERS)
 add("outer_product", lambda x, y: x * y, (["i"], ["j"]), ["j", "i"], f32(8), f32(4), on=BOTH)
-add("positional_broadcasting", lambda x, y: x + y, (BY_I, BY_J), ["i", "j", ...], f32(8, 3, 1), f32(4, 2), on=BOTH)
-add("dot_gives_matmul", jnp.vdot, ({0: "i"}, {1: "j"}), ["i", "j", ...], f32(8, 3), f32(3, 4), on=BOTH)
+add(
+    "positional_broadcasting",
+    lambda x, y: x + y,
+    (BY_I, BY_J),
+    ["i", "j", ...],
+    f32(8, 3, 1),
+    f32(4, 2),
+    on=BOTH,
+)
+add(
+    "dot_gives_matmul",
+    jnp.vdot,
+    ({0: "i"}, {1: "j"}),
+    ["i", "j", ...],
+    f32(8, 3),
+    f32(3, 4),
+    on=BOTH,
+)
 add("one_spec_for_all_arguments", swap, BY_I, BY_I, f32(8, 3), f32(8, 3), on=ONE)
 add("list_of_specs_is_the_tuple_of_arguments", swap, [BY_I, {1: "i"}], BY_I, f32(8, 3), f32(3, 8))
 add("unmapped_argument", lambda x, w: x @ w, (BY_I, [...]), BY_I, f32(8, 3), f32(3, 2), on=ORDERS)
 add("unmapped_argument_by_dict", lambda x, w: x @ w, (BY_I, {}), BY_I, f32(8, 3), f32(3, 2), on=ONE)
-add("result_that_does_not_vary_is_broadcast", lambda x: jnp.ones(2), BY_I, BY_I, f32(8, 3), on=ORDERS)
+add(
+    "result_that_does_not_vary_is_broadcast",
+    lambda x: jnp.ones(2),
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    on=ORDERS,
+)
 add(
     "input_returned_under_another_axis",
     lambda x, y: x,
@@ -88,11 +113,26 @@ add(
     f32(4),
     on={"none": {}, "i:x": {"i": "x"}, "i:x j:y": {"i": "x", "j": "y"}},
 )
-add("axis_only_in_axis_sizes", lambda x: x + lax.axis_index("i"), {}, BY_I, f32(3), axis_sizes={"i": 8}, on=ORDERS)
+add(
+    "axis_only_in_axis_sizes",
+    lambda x: x + lax.axis_index("i"),
+    {},
+    BY_I,
+    f32(3),
+    axis_sizes={"i": 8},
+    on=ORDERS,
+)
 add("axis_sizes_agree_with_arguments", double, BY_I, BY_I, f32(8, 3), axis_sizes={"i": 8}, on=ONE)
 add("unused_axis_in_axis_sizes", double, BY_I, BY_I, f32(8, 3), axis_sizes={"k": 5}, on=ONE)
 add("size_one", double, BY_I, BY_I, f32(1, 3))
-add("prefix_over_a_dict", lambda t: {k: v + 1 for k, v in t.items()}, BY_I, BY_I, {"a": f32(8), "b": f32(8, 2)}, on=ONE)
+add(
+    "prefix_over_a_dict",
+    lambda t: {k: v + 1 for k, v in t.items()},
+    BY_I,
+    BY_I,
+    {"a": f32(8), "b": f32(8, 2)},
+    on=ONE,
+)
 add(
     "tree_of_specs",
     lambda t, s: (t["a"] * s, t["b"]),
@@ -102,7 +142,15 @@ add(
     f32(),
     on=ONE,
 )
-add("prefix_of_results", swap, (BY_I, BY_I), {"sum": BY_I, "pair": {1: "i"}}, f32(8, 3), f32(8, 3), on=ONE)
+add(
+    "prefix_of_results",
+    swap,
+    (BY_I, BY_I),
+    {"sum": BY_I, "pair": {1: "i"}},
+    f32(8, 3),
+    f32(8, 3),
+    on=ONE,
+)
 add("none_in_arguments", lambda t: t["a"] + 1, BY_I, BY_I, {"a": f32(8, 3), "b": None})
 add("none_in_results", lambda x: (x, None, {"k": None}), BY_I, BY_I, f32(8, 3), on=PART)
 add("empty_results", lambda x: (), BY_I, BY_I, f32(8, 3))
@@ -123,10 +171,25 @@ PAIR = lambda *args: (args[0] * 2, args[1])
 EMPTY_TUPLES = {
     "one_of_several_results": ((BY_I, {}), (BY_I, ()), (f32(8, 3), f32()), PAIR),
     "the_only_result": ((BY_I, {}), ((),), (f32(8, 3), f32()), lambda x, s: (s * 2,)),
-    "in_a_dict_of_results": ((BY_I, {}), {"x": BY_I, "s": ()}, (f32(8, 3), f32()), lambda x, s: {"x": x, "s": s + 1}),
+    "in_a_dict_of_results": (
+        (BY_I, {}),
+        {"x": BY_I, "s": ()},
+        (f32(8, 3), f32()),
+        lambda x, s: {"x": x, "s": s + 1},
+    ),
     "in_a_list_of_results": ((BY_I, {}), [BY_I, ()], (f32(8, 3), f32()), lambda x, s: [x, s]),
-    "below_a_tuple_of_results": ((BY_I, {}), ((BY_I, ()), ()), (f32(8, 3), f32()), lambda x, s: ((x, s), s)),
-    "a_prefix_of_results": ((BY_I, {}), (BY_I, ()), (f32(8, 3), f32()), lambda x, s: (x, {"a": s, "b": (s, 1.0)})),
+    "below_a_tuple_of_results": (
+        (BY_I, {}),
+        ((BY_I, ()), ()),
+        (f32(8, 3), f32()),
+        lambda x, s: ((x, s), s),
+    ),
+    "a_prefix_of_results": (
+        (BY_I, {}),
+        (BY_I, ()),
+        (f32(8, 3), f32()),
+        lambda x, s: (x, {"a": s, "b": (s, 1.0)}),
+    ),
     "an_argument": ((BY_I, ()), BY_I, (f32(8, 3), f32()), lambda x, s: x * s),
     "the_only_argument": (((),), BY_I, (f32(),), lambda s: s + lax.axis_index("i")),
     "an_argument_of_a_list": ([BY_I, ()], BY_I, (f32(8, 3), f32()), lambda x, s: x * s),
@@ -142,15 +205,30 @@ EMPTY_TUPLES = {
         (f32(8, 3), {"a": f32(), "b": f32()}),
         lambda x, t: x * t["a"] + t["b"],
     ),
-    "in_a_named_tuple": ((Pair(BY_I, ()),), Pair((), BY_I), (Pair(f32(8, 3), f32()),), lambda p: Pair(p.right, p.left)),
+    "in_a_named_tuple": (
+        (Pair(BY_I, ()),),
+        Pair((), BY_I),
+        (Pair(f32(8, 3), f32()),),
+        lambda p: Pair(p.right, p.left),
+    ),
     "an_argument_of_rank_one": ((BY_I, ()), BY_I, (f32(8, 3), f32(3)), lambda x, s: x * s),
     "a_result_of_rank_one": ((BY_I, {}), (BY_I, ()), (f32(8, 3), f32(3)), PAIR),
     "an_empty_tuple": ((BY_I, ()), (BY_I, ()), (f32(8, 3), ()), PAIR),
     "an_empty_dict": ((BY_I, ()), (BY_I, ()), (f32(8, 3), {}), PAIR),
     "a_tree_without_arrays": ((BY_I, ()), (BY_I, ()), (f32(8, 3), {"a": (), "b": None}), PAIR),
     "an_empty_state": ((BY_I, ()), (BY_I, ()), (f32(8, 3), EmptyState()), PAIR),
-    "an_empty_state_as_its_own_spec": ((BY_I, EmptyState()), (BY_I, EmptyState()), (f32(8, 3), EmptyState()), PAIR),
-    "an_empty_state_as_the_spec_of_a_scalar": ((BY_I, EmptyState()), (BY_I, EmptyState()), (f32(8, 3), f32()), PAIR),
+    "an_empty_state_as_its_own_spec": (
+        (BY_I, EmptyState()),
+        (BY_I, EmptyState()),
+        (f32(8, 3), EmptyState()),
+        PAIR,
+    ),
+    "an_empty_state_as_the_spec_of_a_scalar": (
+        (BY_I, EmptyState()),
+        (BY_I, EmptyState()),
+        (f32(8, 3), f32()),
+        PAIR,
+    ),
     "all_of_no_arguments": ((), BY_I, (), lambda: lax.axis_index("i")),
     "all_of_one_argument": ((), BY_I, (f32(),), lambda s: s),
     "all_of_the_results": ((BY_I,), (), (f32(8, 3),), lambda x: ()),
@@ -183,8 +261,22 @@ for dtype in ("bfloat16", "float16", "uint8", "int32", "complex64"):
     add(f"psum_{dtype}", lambda x: lax.psum(x, "i"), BY_I, {}, Arg((8, 3), dtype), on=FULL)
 
 add("bools", lambda x: (~x, x & True, x.any()), BY_I, BY_I, Arg((8, 3), "bool"), on=ONE)
-add("weak_types_of_results", lambda x: (1, 2.0, True, x.shape[0], jnp.float32(1)), BY_I, [...], f32(8, 3), on=ONE)
-add("weak_types_of_mapped_results", lambda x: (1, 2.0, lax.psum(1, "i")), BY_I, BY_I, f32(8, 3), on=ONE)
+add(
+    "weak_types_of_results",
+    lambda x: (1, 2.0, True, x.shape[0], jnp.float32(1)),
+    BY_I,
+    [...],
+    f32(8, 3),
+    on=ONE,
+)
+add(
+    "weak_types_of_mapped_results",
+    lambda x: (1, 2.0, lax.psum(1, "i")),
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    on=ONE,
+)
 add(
     "unmapped_python_numbers",
     lambda x, a, b, c: (x * a, b, c),
@@ -196,14 +288,33 @@ add(
     True,
     on=ONE,
 )
-add("python_number_is_a_tracer", lambda x, n: x * n + jnp.where(n > 2, 1, 0), (BY_I, {}), BY_I, i32(8), 3)
 add(
-    "weak_types_promote", lambda x, s: (x + s, x + 1.5, s + 1), (BY_I, {}), (BY_I, BY_I, {}), Arg((8,), "bfloat16"), 2.0
+    "python_number_is_a_tracer",
+    lambda x, n: x * n + jnp.where(n > 2, 1, 0),
+    (BY_I, {}),
+    BY_I,
+    i32(8),
+    3,
+)
+add(
+    "weak_types_promote",
+    lambda x, s: (x + s, x + 1.5, s + 1),
+    (BY_I, {}),
+    (BY_I, BY_I, {}),
+    Arg((8,), "bfloat16"),
+    2.0,
 )
 add("numpy_scalars", lambda x, s: x + s, (BY_I, {}), BY_I, f32(8), np.float32(1.5))
 add("typed_keys", lambda k: jax.random.key_data(k), BY_I, BY_I, Arg((8,), "key"), on=ONE)
 add("typed_keys_as_results", lambda k: jax.random.fold_in(k, 1), BY_I, BY_I, Arg((8,), "key"))
-add("random_numbers_from_keys", lambda k: jax.random.uniform(k, (2,)), BY_I, BY_I, Arg((8,), "key"), on=ONE)
+add(
+    "random_numbers_from_keys",
+    lambda k: jax.random.uniform(k, (2,)),
+    BY_I,
+    BY_I,
+    Arg((8,), "key"),
+    on=ONE,
+)
 add("mixed_dtypes", lambda x, n: (x + n, n // 2, x > n), (BY_I, BY_I), BY_I, f32(8), i32(8), on=ONE)
 
 
@@ -266,7 +377,8 @@ def all_to_all(x):
 
 
 UNMAPPED = Differs(
-    "legacy's all_to_all of what does not vary gives a wrong shape", lambda x, w: np.repeat(w[:, None], 8, axis=1)
+    "legacy's all_to_all of what does not vary gives a wrong shape",
+    lambda x, w: np.repeat(w[:, None], 8, axis=1),
 )
 
 
@@ -293,7 +405,9 @@ def chained(x):
     return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
 
 
-@program(BY_I, BY_I, f32(8, 3), on=ONE, differs=everywhere(Differs(SOME_LIMIT, chained), "none", "i:x"))
+@program(
+    BY_I, BY_I, f32(8, 3), on=ONE, differs=everywhere(Differs(SOME_LIMIT, chained), "none", "i:x")
+)
 def ppermute_of_some(x):
     return lax.ppermute(x, "i", CHAIN)
 
@@ -305,11 +419,16 @@ def pshuffle(x):
 
 @program(BY_I, {}, f32(8, 3), on=ORDERS, differs={"i:x": LIMIT})
 def all_gather(x):
-    return lax.all_gather(x, "i"), lax.all_gather(x, "i", axis=1), lax.all_gather(x, "i", tiled=True)
+    return (
+        lax.all_gather(x, "i"),
+        lax.all_gather(x, "i", axis=1),
+        lax.all_gather(x, "i", tiled=True),
+    )
 
 
 BOTH_LIMIT = Differs(
-    "legacy gathers over two axes only where both fill their mesh axes", lambda x: (x.ravel(), x.T.ravel())
+    "legacy gathers over two axes only where both fill their mesh axes",
+    lambda x: (x.ravel(), x.T.ravel()),
 )
 
 
@@ -361,7 +480,11 @@ def index_of_extremum(x):
 
 @program((BY_I, {}), {}, f32(8, 3), i32(5))
 def gather_of_elements(x, idx):
-    return pgather(x, idx % 8, "i"), pgather(x, idx[0] % 8, ("i",)), pgather(x, idx.reshape(5, 1) % 8, "i")
+    return (
+        pgather(x, idx % 8, "i"),
+        pgather(x, idx[0] % 8, ("i",)),
+        pgather(x, idx.reshape(5, 1) % 8, "i"),
+    )
 
 
 @program((BY_IJ, {}), ({}, BY_I, BY_IJ), f32(8, 4, 3), i32(2, 5))
@@ -382,7 +505,9 @@ GROUPS_LIMIT = Differs(
 
 @program(BY_I, BY_I, f32(8, 3), on=ONE, differs=everywhere(GROUPS_LIMIT, "none", "i:x"))
 def groups(x):
-    return lax.psum(x, "i", axis_index_groups=PAIRS), lax.all_gather(x, "i", axis_index_groups=PAIRS)
+    return lax.psum(x, "i", axis_index_groups=PAIRS), lax.all_gather(
+        x, "i", axis_index_groups=PAIRS
+    )
 
 
 # ---------------------------------------------------------------------- named reductions
@@ -400,7 +525,11 @@ def named_statistics(x):
 
 @program(BY_I, ({}, BY_I, BY_I), f32(8, 3), on=ORDERS)
 def named_softmax(x):
-    return jax.nn.logsumexp(x, axis="i"), jax.nn.softmax(x, axis="i"), jax.nn.log_softmax(x, axis=("i", 0))
+    return (
+        jax.nn.logsumexp(x, axis="i"),
+        jax.nn.softmax(x, axis="i"),
+        jax.nn.log_softmax(x, axis=("i", 0)),
+    )
 
 
 ONE_HOT = Differs("legacy's one_hot fails over two mesh axes")
@@ -412,11 +541,18 @@ def named_one_hot(labels, x):
 
 
 LETTERS = Differs(
-    "legacy reads a name of several letters letter by letter", lambda x: (np.sum(x, 0), np.mean(x, 0), np.max(x, 0))
+    "legacy reads a name of several letters letter by letter",
+    lambda x: (np.sum(x, 0), np.mean(x, 0), np.max(x, 0)),
 )
 
 
-@program(["batch", ...], {}, f32(8, 3), on={"none": {}, "batch:x": {"batch": "x"}}, differs={"all": LETTERS})
+@program(
+    ["batch", ...],
+    {},
+    f32(8, 3),
+    on={"none": {}, "batch:x": {"batch": "x"}},
+    differs={"all": LETTERS},
+)
 def names_of_several_letters(x):
     return jnp.sum(x, axis="batch"), jnp.mean(x, axis="batch"), jnp.max(x, axis="batch")
 
@@ -431,7 +567,11 @@ def indexing_by_another_axis(n, table):
 
 @program((BY_I, BY_I), BY_I, f32(8, 5), i32(8), on=ONE)
 def updates(x, n):
-    return x.at[n % 5].set(9), x.at[jnp.array([0, 2])].add(n), lax.dynamic_update_slice(x, jnp.ones(2), (n % 5,))
+    return (
+        x.at[n % 5].set(9),
+        x.at[jnp.array([0, 2])].add(n),
+        lax.dynamic_update_slice(x, jnp.ones(2), (n % 5,)),
+    )
 
 
 @program(BY_I, BY_I, f32(8, 3), on=ONE)
@@ -441,7 +581,9 @@ def jitted_inside(x):
 
 @program(BY_I, BY_I, f32(8, 4, 3), on=ONE)
 def vmap_inside(x):
-    return jax.vmap(lambda v: v * lax.psum(v, "i"))(x), jax.vmap(lambda v: v - lax.pmean(v, "b"), axis_name="b")(x)
+    return jax.vmap(lambda v: v * lax.psum(v, "i"))(x), jax.vmap(
+        lambda v: v - lax.pmean(v, "b"), axis_name="b"
+    )(x)
 
 
 @program(BY_I, {}, f32(8, 4, 3), on=ONE)
@@ -499,7 +641,9 @@ def switch_on_the_index(x):
 
 @program(BY_I, (BY_I, {}), f32(8, 3), on=ONE)
 def while_on_what_all_share(x):
-    return lax.while_loop(lambda c: c[1] < 3, lambda c: (c[0] + lax.psum(c[0], "i"), c[1] + 1), (x, 0))
+    return lax.while_loop(
+        lambda c: c[1] < 3, lambda c: (c[0] + lax.psum(c[0], "i"), c[1] + 1), (x, 0)
+    )
 
 
 @program(BY_I, BY_I, i32(8), on=ORDERS)
@@ -509,7 +653,9 @@ def while_on_what_differs(n):
 
 @program(BY_I, BY_I, i32(8), on=ORDERS, differs=everywhere(HANGS, "i:x", "i:xy", "i:yx"))
 def while_on_what_differs_with_collectives(n):
-    return lax.while_loop(lambda c: c[0] > 0, lambda c: (c[0] - 1, c[1] + lax.psum(c[0], "i")), (n % 7, 0))
+    return lax.while_loop(
+        lambda c: c[0] > 0, lambda c: (c[0] - 1, c[1] + lax.psum(c[0], "i")), (n % 7, 0)
+    )
 
 
 @program(BY_I, BY_I, f32(8, 3), on=ONE)
@@ -521,7 +667,9 @@ def checkpointed(x):
 def scan_in_a_cond_in_a_scan(x):
     def step(carry, v):
         turned = lax.cond(carry.sum() > 0, lambda c: c * 0.5, lambda c: c + 1.0, carry)
-        return turned + lax.scan(lambda c, t: (c + t, None), 0.0, v * jnp.ones(2))[0], lax.psum(v, "j")
+        return turned + lax.scan(lambda c, t: (c + t, None), 0.0, v * jnp.ones(2))[0], lax.psum(
+            v, "j"
+        )
 
     return lax.scan(step, jnp.zeros(2), x)
 
@@ -530,7 +678,15 @@ def scan_in_a_cond_in_a_scan(x):
 
 
 def inner_grad(name, function, shape=(8, 3), on=ONE, **options):
-    add(f"grad_of_{name}", jax.grad(lambda x: jnp.sum(function(x))), BY_I, BY_I, f32(*shape), on=on, **options)
+    add(
+        f"grad_of_{name}",
+        jax.grad(lambda x: jnp.sum(function(x))),
+        BY_I,
+        BY_I,
+        f32(*shape),
+        on=on,
+        **options,
+    )
 
 
 inner_grad("positional", lambda x: jnp.sin(x) * x)
@@ -547,38 +703,65 @@ def grad_of_chain(x):
     return np.sin(chained(x)) + np.cos(x) * after
 
 
-inner_grad("ppermute", lambda x: jnp.sin(lax.ppermute(x, "i", ROTATION)) * x, differs={"i:x": LIMIT})
+inner_grad(
+    "ppermute", lambda x: jnp.sin(lax.ppermute(x, "i", ROTATION)) * x, differs={"i:x": LIMIT}
+)
 inner_grad(
     "ppermute_of_some",
     lambda x: jnp.sin(lax.ppermute(x, "i", CHAIN)) * x,
     differs=everywhere(Differs(SOME_LIMIT, grad_of_chain), "none", "i:x"),
 )
 
-inner_grad("pshuffle", lambda x: lax.pshuffle(x, "i", [7, 6, 5, 4, 3, 2, 1, 0]) * x**2, differs={"i:x": LIMIT})
-inner_grad("psum_scatter", lambda x: lax.psum_scatter(jnp.sin(x), "i"), (8, 8), differs={"i:x": LIMIT})
+inner_grad(
+    "pshuffle",
+    lambda x: lax.pshuffle(x, "i", [7, 6, 5, 4, 3, 2, 1, 0]) * x**2,
+    differs={"i:x": LIMIT},
+)
+inner_grad(
+    "psum_scatter", lambda x: lax.psum_scatter(jnp.sin(x), "i"), (8, 8), differs={"i:x": LIMIT}
+)
 inner_grad("all_gather", lambda x: jnp.sin(lax.all_gather(x, "i")), differs={"i:x": LIMIT})
-inner_grad("all_to_all", lambda x: jnp.sin(lax.all_to_all(x, "i", 0, 0)) * jnp.arange(8.0)[:, None], (8, 8, 2))
-inner_grad("pswapaxes", lambda x: jnp.sin(lax.pswapaxes(x, "i", 0)) * jnp.arange(8.0)[:, None], (8, 8, 2))
-UNMAPPED_ALL_TO_ALL = "legacy's all_to_all of what does not vary, here the cotangent, has a wrong shape"
+inner_grad(
+    "all_to_all",
+    lambda x: jnp.sin(lax.all_to_all(x, "i", 0, 0)) * jnp.arange(8.0)[:, None],
+    (8, 8, 2),
+)
+inner_grad(
+    "pswapaxes", lambda x: jnp.sin(lax.pswapaxes(x, "i", 0)) * jnp.arange(8.0)[:, None], (8, 8, 2)
+)
+UNMAPPED_ALL_TO_ALL = (
+    "legacy's all_to_all of what does not vary, here the cotangent, has a wrong shape"
+)
 inner_grad(
     "linear_all_to_all",
     lambda x: lax.all_to_all(x, "i", 0, 0) * jnp.arange(8.0)[:, None],
     (8, 8, 2),
     differs=everywhere(
-        Differs(UNMAPPED_ALL_TO_ALL, lambda x: np.broadcast_to(np.arange(8.0)[:, None, None], (8, 8, 2))), "none", "i:x"
+        Differs(
+            UNMAPPED_ALL_TO_ALL, lambda x: np.broadcast_to(np.arange(8.0)[:, None, None], (8, 8, 2))
+        ),
+        "none",
+        "i:x",
     ),
 )
 inner_grad("axis_index", lambda x: x**2 * lax.axis_index("i"))
 inner_grad("scan", lambda x: lax.scan(lambda c, v: (c * v + lax.psum(v, "i"), c), 1.0, x)[0])
 inner_grad("cond", lambda x: lax.cond(x[0] > 0, jnp.sin, lambda v: v**2, x))
-inner_grad("cond_with_collectives", lambda x: lax.cond(lax.psum(1, "i") > 3, lambda v: lax.psum(v**2, "i"), jnp.sin, x))
-inner_grad("checkpoint", lambda x: jax.checkpoint(lambda v: jnp.sin(lax.psum(jnp.sin(v), "i")) * v)(x))
+inner_grad(
+    "cond_with_collectives",
+    lambda x: lax.cond(lax.psum(1, "i") > 3, lambda v: lax.psum(v**2, "i"), jnp.sin, x),
+)
+inner_grad(
+    "checkpoint", lambda x: jax.checkpoint(lambda v: jnp.sin(lax.psum(jnp.sin(v), "i")) * v)(x)
+)
 inner_grad("jit", lambda x: jax.jit(lambda v: lax.pmean(v**3, "i"))(x))
 inner_grad("vmap", lambda x: jax.vmap(lambda v: v * lax.psum(v, "i"))(x))
 inner_grad("one_minus_softmax_by_hand", lambda x: x - jnp.log(lax.psum(jnp.exp(x), "i")))
 inner_grad("integer_power_of_mean", lambda x: lax.pmean(x, "i") ** 3 * x)
 
-UNDIFFERENTIABLE = "legacy does not differentiate pmax and pmin; ours does, with legacy's convention for psum"
+UNDIFFERENTIABLE = (
+    "legacy does not differentiate pmax and pmin; ours does, with legacy's convention for psum"
+)
 
 
 def grad_of_named_max(x):
@@ -587,8 +770,16 @@ def grad_of_named_max(x):
     return 8 * largest.astype(np.float32) / largest.sum(0)
 
 
-inner_grad("pmax", lambda x: lax.pmax(x, "i"), differs={"all": Differs(UNDIFFERENTIABLE, grad_of_named_max)})
-inner_grad("named_max", lambda x: jnp.max(x, "i"), differs={"all": Differs(UNDIFFERENTIABLE, grad_of_named_max)})
+inner_grad(
+    "pmax",
+    lambda x: lax.pmax(x, "i"),
+    differs={"all": Differs(UNDIFFERENTIABLE, grad_of_named_max)},
+)
+inner_grad(
+    "named_max",
+    lambda x: jnp.max(x, "i"),
+    differs={"all": Differs(UNDIFFERENTIABLE, grad_of_named_max)},
+)
 
 
 @program((BY_I, {}), (BY_I, {}), f32(8, 3), f32(3), on=ONE)
@@ -653,7 +844,14 @@ inner_grad("sum_from_all", lambda x: jnp.sin(sum_from_all(x**2)))
 inner_grad("custom_jvp", lambda x: clipped_sine(x) * lax.pmean(x, "i"))
 
 
-@program((BY_I, ["i", ...], ["i", ...]), (["i", ...], ["i", ...]), f32(8, 3), f32(8, 3, 4), f32(8, 4, 3), on=ONE)
+@program(
+    (BY_I, ["i", ...], ["i", ...]),
+    (["i", ...], ["i", ...]),
+    f32(8, 3),
+    f32(8, 3, 4),
+    f32(8, 4, 3),
+    on=ONE,
+)
 def megatron_layer(x, w1, w2):
     def loss(w1, w2):
         hidden = jnp.tanh(copy_to_all(lax.pmean(x, "i")) @ w1)
@@ -691,7 +889,12 @@ def xmap_inside_that_transposes(x):
 
 @program(BY_I, BY_I, f32(8, 4, 3), on={"none": {}, "i:y": {"i": "y"}})
 def xmap_inside_on_the_mesh(x):
-    return xmap(lambda v: v * lax.psum(v, "c") + lax.pmean(v, "i"), {0: "c"}, {1: "c"}, axis_resources={"c": "x"})(x)
+    return xmap(
+        lambda v: v * lax.psum(v, "c") + lax.pmean(v, "i"),
+        {0: "c"},
+        {1: "c"},
+        axis_resources={"c": "x"},
+    )(x)
 
 
 @program((BY_I, {}), BY_I, f32(8, 3), f32(4), on=ONE)
@@ -708,10 +911,32 @@ def xmaps_three_deep(x):
 # ========================================================================== serial loops
 
 add("serial_loop", jnp.sin, BY_I, BY_I, f32(8, 3), on={"loop": {"i": SerialLoop(4)}})
-add("serial_loop_of_single_elements", double, BY_I, {1: "i"}, f32(8, 3), on={"loop": {"i": SerialLoop(8)}})
-add("serial_loop_after_a_mesh_axis", jnp.sin, BY_I, BY_I, f32(8, 3), on={"i:x+loop": {"i": ("x", SerialLoop(2))}})
+add(
+    "serial_loop_of_single_elements",
+    double,
+    BY_I,
+    {1: "i"},
+    f32(8, 3),
+    on={"loop": {"i": SerialLoop(8)}},
+)
+add(
+    "serial_loop_after_a_mesh_axis",
+    jnp.sin,
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    on={"i:x+loop": {"i": ("x", SerialLoop(2))}},
+)
 add("named_loop", jnp.sin, BY_I, BY_I, f32(8, 3), on={"loop": {"i": "l"}}, loops={"l": 4})
-add("named_loop_after_a_mesh_axis", jnp.sin, BY_I, BY_I, f32(8, 3), on={"i:x+loop": {"i": ("x", "l")}}, loops={"l": 2})
+add(
+    "named_loop_after_a_mesh_axis",
+    jnp.sin,
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    on={"i:x+loop": {"i": ("x", "l")}},
+    loops={"l": 2},
+)
 add(
     "loop_beside_a_mesh_axis",
     lambda x: x - lax.pmean(x, "j"),
@@ -730,7 +955,14 @@ add(
     on={"loop": {"i": "l", "j": "l"}},
     loops={"l": 2},
 )
-add("collective_over_a_loop", lambda x: lax.psum(x, "i"), BY_I, {}, f32(8), on={"loop": {"i": SerialLoop(2)}})
+add(
+    "collective_over_a_loop",
+    lambda x: lax.psum(x, "i"),
+    BY_I,
+    {},
+    f32(8),
+    on={"loop": {"i": SerialLoop(2)}},
+)
 
 
 # ========================================================================= named shapes
@@ -743,14 +975,23 @@ def named_shapes_of_arithmetic(x, y):
 
 @program(BY_IJ, BY_IJ, f32(8, 4), on=TWO)
 def named_shapes_of_collectives(x):
-    note(lax.psum(x, "i")), note(lax.psum(x, ("i", "j"))), note(lax.all_gather(x, "j") if False else lax.pmax(x, "j"))
+    (
+        note(lax.psum(x, "i")),
+        note(lax.psum(x, ("i", "j"))),
+        note(lax.all_gather(x, "j") if False else lax.pmax(x, "j")),
+    )
     note(lax.axis_index("i") + 0.0)
     return note(x - lax.pmean(x, "j"))
 
 
 @program((BY_I, BY_J), BY_IJ, f32(8, 3), f32(4, 3))
 def named_shapes_of_shapes(x, y):
-    note(x.sum()), note(x.reshape(3, 1) * y), note(jnp.where(y > 0, x, 1.0)), note(jnp.concatenate([x, y]))
+    (
+        note(x.sum()),
+        note(x.reshape(3, 1) * y),
+        note(jnp.where(y > 0, x, 1.0)),
+        note(jnp.concatenate([x, y])),
+    )
     return x + y
 
 
@@ -765,8 +1006,23 @@ def outer(name, function, in_axes, out_axes, *args, call, why=None, expected=Non
 POSITIONAL = "from outside, the gradient is the positional function's; legacy's is not"
 WITHIN = "legacy's xmap does not work inside jit or control flow, or closing over their tracers"
 
-outer("vmap_outside", lambda x: x - lax.pmean(x, "i"), BY_I, BY_I, f32(5, 8, 3), call=lambda f, x: jax.vmap(f)(x))
-outer("jvp_outside", lambda x: jnp.sin(x) * 2, BY_I, BY_I, f32(8, 3), call=lambda f, x: jax.jvp(f, (x,), (x,)), on=PART)
+outer(
+    "vmap_outside",
+    lambda x: x - lax.pmean(x, "i"),
+    BY_I,
+    BY_I,
+    f32(5, 8, 3),
+    call=lambda f, x: jax.vmap(f)(x),
+)
+outer(
+    "jvp_outside",
+    lambda x: jnp.sin(x) * 2,
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    call=lambda f, x: jax.jvp(f, (x,), (x,)),
+    on=PART,
+)
 outer(
     "grad_outside_without_collectives",
     jnp.sin,
@@ -852,8 +1108,24 @@ outer(
     why=WITHIN,
     expected=lambda x: -x,
 )
-outer("called_twice", lambda x: x + lax.psum(x, "i"), BY_I, BY_I, f32(8, 3), call=lambda f, x: f(f(x)), on=ORDERS)
-outer("sharded_argument", double, BY_I, BY_I, f32(8, 3), call=lambda f, x: f(jnp.asarray(x) + 1), on=PART)
+outer(
+    "called_twice",
+    lambda x: x + lax.psum(x, "i"),
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    call=lambda f, x: f(f(x)),
+    on=ORDERS,
+)
+outer(
+    "sharded_argument",
+    double,
+    BY_I,
+    BY_I,
+    f32(8, 3),
+    call=lambda f, x: f(jnp.asarray(x) + 1),
+    on=PART,
+)
 
 UNDECLARED = (TypeError, "is actually mapped along more axes")
 outer(

@@ -34,7 +34,9 @@ def record(program):
             same = [
                 n
                 for n, a in arrays.items()
-                if a.dtype == value.dtype and a.tobytes() == value.tobytes() and a.shape == value.shape
+                if a.dtype == value.dtype
+                and a.tobytes() == value.tobytes()
+                and a.shape == value.shape
             ]
             name = same[0] if same else f"{program.name}/{len(arrays)}"
             arrays[name] = value
@@ -51,7 +53,11 @@ def main():
         recorded[name], values = record(program)
         arrays.update(values)
         if "-v" in sys.argv:
-            print(name, {a: o.get("error", "ok") for a, o in recorded[name]["under"].items()}, flush=True)
+            print(
+                name,
+                {a: o.get("error", "ok") for a, o in recorded[name]["under"].items()},
+                flush=True,
+            )
     lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in recorded.items()]
     (HERE / "recorded.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     np.savez_compressed(HERE / "recorded.npz", **arrays)

@@ -26,7 +26,9 @@ SAME = [cell for cell in CELLS if PROGRAMS[cell[0]].difference(cell[1]) is None]
 DIFFERENT = [cell for cell in CELLS if PROGRAMS[cell[0]].difference(cell[1]) is not None]
 TOLERANCE = {"bfloat16": 2e-2, "float16": 2e-3}
 
-over_cells = lambda cells: pytest.mark.parametrize(("name", "assignment"), cells, ids=[" @ ".join(c) for c in cells])
+over_cells = lambda cells: pytest.mark.parametrize(
+    ("name", "assignment"), cells, ids=[" @ ".join(c) for c in cells]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +48,11 @@ def recorded_values(name, assignment):
 def close(got, want, dtype):
     tolerance = TOLERANCE.get(dtype, 2e-5)
     inexact = np.issubdtype(got.dtype, np.inexact)
-    return np.allclose(got, want, rtol=tolerance, atol=tolerance) if inexact else np.array_equal(got, want)
+    return (
+        np.allclose(got, want, rtol=tolerance, atol=tolerance)
+        if inexact
+        else np.array_equal(got, want)
+    )
 
 
 def assert_values(got, want, leaves):
@@ -72,8 +78,12 @@ def first_sentences(message):
 
 
 def test_the_recording_is_of_these_programs():
-    assert {n: list(e["under"]) for n, e in RECORDED.items()} == {n: list(p.on) for n, p in PROGRAMS.items()}
-    assert {n: e["arguments"] for n, e in RECORDED.items()} == {n: checksum(p.make_args()) for n, p in PROGRAMS.items()}
+    assert {n: list(e["under"]) for n, e in RECORDED.items()} == {
+        n: list(p.on) for n, p in PROGRAMS.items()
+    }
+    assert {n: e["arguments"] for n, e in RECORDED.items()} == {
+        n: checksum(p.make_args()) for n, p in PROGRAMS.items()
+    }
     assert len(PROGRAMS) >= 150
 
 
@@ -84,7 +94,9 @@ def test_as_recorded(name, assignment):
     outcome, values = outcome_of(PROGRAMS[name], assignment)
     if "error" in expected:
         message = first_sentences(outcome.get("message", str(outcome)))
-        assert first_sentences(expected["message"]).startswith(message.rpartition("Legacy's words: ")[2].rstrip("."))
+        assert first_sentences(expected["message"]).startswith(
+            message.rpartition("Legacy's words: ")[2].rstrip(".")
+        )
         assert_error(outcome, expected["bases"][:1], "")
         return
     assert "error" not in outcome, outcome
@@ -99,7 +111,11 @@ def half_used(name, assignment):
     program = PROGRAMS[name]
     if name == "xmap_inside_on_the_mesh":  # which uses the other axis
         return False
-    resources = [r for entries in program.on[assignment].values() for r in np.atleast_1d(np.asarray(entries, object))]
+    resources = [
+        r
+        for entries in program.on[assignment].values()
+        for r in np.atleast_1d(np.asarray(entries, object))
+    ]
     used = {r for r in resources if r in ("x", "y")}
     leaves = recorded(name, assignment).get("leaves", ())
     kept = used < {"x", "y"} and used and program.mesh == {"x": 4, "y": 2} and leaves
@@ -115,13 +131,27 @@ def test_as_recorded_from_arguments_that_lie_otherwise(name, assignment):
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")).physical_mesh
 
     def placed(leaf):
-        dims = [d for d in range(np.ndim(leaf)) if np.shape(leaf)[d] and np.shape(leaf)[d] % mesh.shape[left] == 0]
-        spec = jax.sharding.PartitionSpec(*(left if d == dims[-1] else None for d in range(np.ndim(leaf)) if dims))
-        return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec)) if isinstance(leaf, np.ndarray) else leaf
+        dims = [
+            d
+            for d in range(np.ndim(leaf))
+            if np.shape(leaf)[d] and np.shape(leaf)[d] % mesh.shape[left] == 0
+        ]
+        spec = jax.sharding.PartitionSpec(
+            *(left if d == dims[-1] else None for d in range(np.ndim(leaf)) if dims)
+        )
+        return (
+            jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec))
+            if isinstance(leaf, np.ndarray)
+            else leaf
+        )
 
     result, _ = program.run(assignment, jax.tree.map(placed, program.make_args()))
     leaves = jax.tree.leaves(result)
-    assert_values(list(map(values, leaves)), recorded_values(name, assignment), recorded(name, assignment)["leaves"])
+    assert_values(
+        list(map(values, leaves)),
+        recorded_values(name, assignment),
+        recorded(name, assignment)["leaves"],
+    )
 
 
 @over_cells(DIFFERENT)
@@ -136,7 +166,9 @@ def test_differs_as_meant(name, assignment):
         return
     assert "error" not in outcome, outcome
     assert_values(values, expected_values(program, difference), outcome["leaves"])
-    assert not behaves_as_recorded(name, assignment, values), "the mark is stale: legacy did the same"
+    assert not behaves_as_recorded(name, assignment, values), (
+        "the mark is stale: legacy did the same"
+    )
 
 
 def expected_values(program, difference):

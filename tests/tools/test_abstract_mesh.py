@@ -32,7 +32,9 @@ def turns(v):
 
 
 def nested(v):
-    inner = xmap(lambda u: u - lax.pmean(u, "column"), ["column"], ["column"], axis_resources={"column": "y"})
+    inner = xmap(
+        lambda u: u - lax.pmean(u, "column"), ["column"], ["column"], axis_resources={"column": "y"}
+    )
     return inner(v) + lax.psum(jnp.sum(v), "row")
 
 
@@ -81,9 +83,13 @@ def test_plans_are_those_of_a_real_mesh(case, resources, real):
         assert [t.bytes_sent for t in other.transfers] == [t.bytes_sent for t in plan.transfers]
         assert other.to_dict() == plan.to_dict() and other.svg() == plan.svg()
     unnamed = AbstractMesh((4, 2), ("x", "y"))
-    with use_abstract_mesh(unnamed):  # types may be Explicit then, and what the devices are is unknown
+    with use_abstract_mesh(
+        unnamed
+    ):  # types may be Explicit then, and what the devices are is unknown
         assert f.plan(*args).transfers == call.transfers
-        assert [a.device_type for a in f.plan(*args).arguments] == [a.device_type for a in call.arguments]
+        assert [a.device_type for a in f.plan(*args).arguments] == [
+            a.device_type for a in call.arguments
+        ]
     assert str(f.plan(*args, mesh=unnamed)) == str(call).replace(" cpu devices", " devices")
 
 
@@ -153,7 +159,9 @@ WITHIN_JIT = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_call_says_that_there_are_no_devices(call, types):
     f = xmap(lambda v: lax.psum(jnp.sin(v), "i"), ["i"], {}, axis_resources={"i": "x"})
-    expected = pytest.raises(ValueError, match=r"mesh \(x: 4, y: 2\), which is abstract: it has no devices.*with Mesh")
+    expected = pytest.raises(
+        ValueError, match=r"mesh \(x: 4, y: 2\), which is abstract: it has no devices.*with Mesh"
+    )
     with use_abstract_mesh(AbstractMesh((4, 2), ("x", "y"), types)), expected:
         call(f, np.ones(8, np.float32))
 
@@ -171,7 +179,9 @@ def test_a_wrong_call_says_what_is_wrong_and_not_that_there_are_no_devices():
 @pytest.mark.parametrize("call", WITHIN_JIT.values(), ids=WITHIN_JIT)
 def test_a_program_with_a_call_is_refused_before_it_is_compiled(call, body):
     f = xmap(lambda v: lax.psum(body(v), "i"), ["i"], {}, axis_resources={"i": "x"})
-    expected = pytest.raises(ValueError, match=r"mesh \(x: 4, y: 2\) of 8 devices is lowered for 1\. Give")
+    expected = pytest.raises(
+        ValueError, match=r"mesh \(x: 4, y: 2\) of 8 devices is lowered for 1\. Give"
+    )
     with use_abstract_mesh(AbstractMesh((4, 2), ("x", "y"), AUTO)), expected:
         call(f, np.ones(8, np.float32))
 
@@ -226,7 +236,8 @@ def test_what_places_arrays_needs_devices():
         with pytest.raises(TypeError, match="The mesh of global_array should be a Mesh"):
             global_array(np.ones(8), ["i"], {"i": "x"})
         with pytest.raises(
-            ValueError, match=r"check_assignments is to run on the mesh \(x: 64, y: 64\), which is abstract"
+            ValueError,
+            match=r"check_assignments is to run on the mesh \(x: 64, y: 64\), which is abstract",
         ):
             check_assignments(xmap(lambda v: v, ["i"], ["i"]), np.ones(64))
 
@@ -241,13 +252,16 @@ def test_a_mesh_of_one_device_has_one():
 
 
 def test_large_meshes_are_drawn_as_a_corner():
-    f = xmap(lambda v, w: lax.psum(v * w, "i"), (["i", ...], {}), {}, axis_resources={"i": ("x", "y")})
+    f = xmap(
+        lambda v, w: lax.psum(v * w, "i"), (["i", ...], {}), {}, axis_resources={"i": ("x", "y")}
+    )
     plan = f.plan(shaped(8192, 3), shaped(3), mesh=BIG)
     note = "a corner: x 16 of 64, y 16 of 64"
     assert note in plan.svg() and len(plan.svg()) < 300_000
     assert ">64<" in plan.svg() and ">4095<" not in plan.svg()
     assert (
-        "f32[2,3] on a device" in plan.svg() and note in xmap_compat.plan(f, shaped(8192, 3), shaped(3), mesh=BIG).svg()
+        "f32[2,3] on a device" in plan.svg()
+        and note in xmap_compat.plan(f, shaped(8192, 3), shaped(3), mesh=BIG).svg()
     )
     small = f.plan(shaped(8192, 3), shaped(3), mesh=AbstractMesh((16, 16), ("x", "y")))
     assert "corner" not in small.svg()

@@ -91,13 +91,21 @@ def by_program(found):
 def statement_of(path, line):
     """The lines of the innermost statement at a line."""
     statements = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.stmt)]
-    firsts = [min([n.lineno, *(d.lineno for d in getattr(n, "decorator_list", ()))]) for n in statements]
-    return [range(k, n.end_lineno + 1) for k, n in zip(firsts, statements) if k <= line <= n.end_lineno][-1]
+    firsts = [
+        min([n.lineno, *(d.lineno for d in getattr(n, "decorator_list", ()))]) for n in statements
+    ]
+    return [
+        range(k, n.end_lineno + 1) for k, n in zip(firsts, statements) if k <= line <= n.end_lineno
+    ][-1]
 
 
 def at_its_line(found, ends):
     """Whether something was found in a statement that ended the program."""
-    return any(line in statement_of(finding.path, finding.line) for finding in found for line in ends["lines"])
+    return any(
+        line in statement_of(finding.path, finding.line)
+        for finding in found
+        for line in ends["lines"]
+    )
 
 
 # What check does not find in its place, and its false alarms: each with one of six reasons.
@@ -157,7 +165,11 @@ def check(*arguments, cwd, **variables):
     ("source", "code", "line"),
     [
         ("x = 1\n", 0, "No removed name found in 1 file (jax "),
-        ("import jax\njax.tree_map\n", 0, "p.py:2:5: jax.tree_map: last in jax 0.5.0; write jax.tree.map, or run it"),
+        (
+            "import jax\njax.tree_map\n",
+            0,
+            "p.py:2:5: jax.tree_map: last in jax 0.5.0; write jax.tree.map, or run it",
+        ),
         ("import jax\njax.nonsense\n", 1, "p.py:2:5: jax.nonsense: jax "),
         ("import jax\ndef broken(:\n", 1, "p.py:2:12: cannot be read: SyntaxError: "),
         ("def python2(:  # no word of it\n", 0, "No removed name found in 1 file (jax "),
@@ -181,13 +193,21 @@ def test_the_exit_code_and_the_first_line(tmp_path, source, code, line):
     done = check("p.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.startswith(line)
-    assert "Not seen: names made at run time" in done.stdout and "check --report SCRIPT" in done.stdout
+    assert (
+        "Not seen: names made at run time" in done.stdout and "check --report SCRIPT" in done.stdout
+    )
 
 
 def notebook_of(*cells):
     return {
         "cells": [
-            {"cell_type": "code", "source": cell, "metadata": {}, "outputs": [], "execution_count": None}
+            {
+                "cell_type": "code",
+                "source": cell,
+                "metadata": {},
+                "outputs": [],
+                "execution_count": None,
+            }
             for cell in cells
         ],
         "metadata": {},
@@ -196,11 +216,19 @@ def notebook_of(*cells):
     }
 
 
-MAGICS = ["%matplotlib inline\nimport jax\n", "!ls\n%time y = jax.tree_map(abs, [-1])\n", "%%bash\njax.tree_map\n"]
+MAGICS = [
+    "%matplotlib inline\nimport jax\n",
+    "!ls\n%time y = jax.tree_map(abs, [-1])\n",
+    "%%bash\njax.tree_map\n",
+]
 
 
 def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path):
-    cells = [*MAGICS, "  # indented\n  z = jax.tree_leaves([1])\n", "%%time\nprint(y, z)\njax.tree_map?\n"]
+    cells = [
+        *MAGICS,
+        "  # indented\n  z = jax.tree_leaves([1])\n",
+        "%%time\nprint(y, z)\njax.tree_map?\n",
+    ]
     (tmp_path / "n.ipynb").write_text(json.dumps(notebook_of(*cells)))
     done = check("n.ipynb", cwd=tmp_path)
     places = re.findall(r"(?m)^n.ipynb:cell (\d+):(\d+):(\d+): (jax\.\w+)", done.stdout)
@@ -208,7 +236,9 @@ def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path):
     fixed = editor.fixed(findings.check([tmp_path / "n.ipynb"]))
     (text,) = fixed.contents.values()
     now = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
-    assert now[1] == "!ls\n%time y = jax.tree.map(abs, [-1])\n" and now[3].endswith("z = jax.tree.leaves([1])\n")
+    assert now[1] == "!ls\n%time y = jax.tree.map(abs, [-1])\n" and now[3].endswith(
+        "z = jax.tree.leaves([1])\n"
+    )
     assert (now[0], now[2], now[4]) == (cells[0], cells[2], cells[4])
 
 
@@ -231,7 +261,9 @@ def test_fix_keeps_what_it_does_not_change_and_lists_what_is_left(tmp_path):
     (tmp_path / "p.py").write_bytes(source)
     done = check("--fix", "--no-install", "p.py", cwd=tmp_path)
     assert done.returncode == 3
-    assert "p.py:4:5: jax.device_put_replicated: " in done.stdout and "needs install()" in done.stdout
+    assert (
+        "p.py:4:5: jax.device_put_replicated: " in done.stdout and "needs install()" in done.stdout
+    )
     assert (tmp_path / "p.py").read_bytes() == source.replace(b"tree_map", b"tree.map")
     assert check("--fix", "p.py", cwd=tmp_path).returncode == 0
     installed = b"latin-1\r\nimport xmap_compat; xmap_compat.install()\r\nimport jax\r\n"
@@ -241,7 +273,9 @@ def test_fix_keeps_what_it_does_not_change_and_lists_what_is_left(tmp_path):
 def test_without_the_checker_or_jax_it_says_what_to_install(tmp_path, monkeypatch, capsys):
     (tmp_path / "p.py").write_text("import jax\n")
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ty" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ty" else find(name)
+    )
     assert xmap_compat.__main__.main(["check", str(tmp_path / "p.py")]) == 2
     assert "pip install 'xmap-compat[check]'" in capsys.readouterr().err
     (tmp_path / "jax").mkdir()
@@ -273,13 +307,17 @@ def test_report_lists_what_a_run_looked_up_also_when_it_ends_with_an_error(tmp_p
     ]
     (tmp_path / "p.py").write_text("import jax\n")
     assert "the program looked up no name" in check("--report", "-m", "p", cwd=tmp_path).stdout
-    (tmp_path / "n.ipynb").write_text(json.dumps(notebook_of("import jax\n", "%time\njax.tree_map")))
+    (tmp_path / "n.ipynb").write_text(
+        json.dumps(notebook_of("import jax\n", "%time\njax.tree_map"))
+    )
     assert "n.ipynb:cell 2:2: jax.tree_map: " in check("--report", "n.ipynb", cwd=tmp_path).stdout
 
 
 def test_a_name_is_found_in_a_file_that_takes_its_module_from_another(tmp_path):
     (tmp_path / "compat.py").write_text("import jax.numpy as jnp\n")
-    (tmp_path / "user.py").write_text("import compat\nfrom compat import jnp\njnp.product\ncompat.jnp.cumproduct\n")
+    (tmp_path / "user.py").write_text(
+        "import compat\nfrom compat import jnp\njnp.product\ncompat.jnp.cumproduct\n"
+    )
     found = [(f.path.name, f.line, f.gone.name) for f in findings.check([tmp_path]).reported]
     assert found == [("user.py", 3, "jax.numpy.product"), ("user.py", 4, "jax.numpy.cumproduct")]
 
@@ -304,10 +342,22 @@ def test_report_has_installed_packages_apart_and_what_differs_from_legacy(tmp_pa
     (tmp_path / "p.py").write_text(DIFFERING)
     # Also packages that are installed have to be on the path of a process that warns of nothing else.
     path = f"{library}:{ROOT}"
-    done = run("-W", "default", "-m", "xmap_compat", "check", "--report", "p.py", cwd=tmp_path, PYTHONPATH=path)
+    done = run(
+        "-W",
+        "default",
+        "-m",
+        "xmap_compat",
+        "check",
+        "--report",
+        "p.py",
+        cwd=tmp_path,
+        PYTHONPATH=path,
+    )
     own, packages, differs = done.stdout.split("\n\n")
     assert done.returncode == 0 and "tree_map" not in own
-    assert re.findall(r"(?m)^(.*):(\d+): (\S+):", packages) == [("site-packages/old_library.py", "2", "jax.tree_map")]
+    assert re.findall(r"(?m)^(.*):(\d+): (\S+):", packages) == [
+        ("site-packages/old_library.py", "2", "jax.tree_map")
+    ]
     head, undeclared, gradient, unused = differs.splitlines()
     assert head == "what differs from legacy:" and gradient.startswith("p.py:9: jax.grad: exact")
     assert undeclared.startswith("p.py:8: result of the xmapped function")
@@ -335,7 +385,9 @@ def test_two_thousand_files_take_less_than_a_minute(tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert check(".", cwd=tmp_path).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime  # of the processor: others may run
+    seconds = (
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    )  # of the processor: others may run
     assert seconds < 60
 
 

@@ -27,9 +27,18 @@ IMPORTS = {
         "from jax.experimental import global_device_array as gda",
         "maps.xmap",
     ),
-    "what only install gives": ("from jax.experimental import maps\nmaps.thread_resources.env", "maps.xmap"),
-    "try": ("try:\n    from jax.experimental.maps import xmap\nexcept ImportError:\n    xmap = None", "xmap"),
-    "try, a module": ("try:\n    from jax.experimental import maps\nexcept ImportError:\n    maps = None", "maps.xmap"),
+    "what only install gives": (
+        "from jax.experimental import maps\nmaps.thread_resources.env",
+        "maps.xmap",
+    ),
+    "try": (
+        "try:\n    from jax.experimental.maps import xmap\nexcept ImportError:\n    xmap = None",
+        "xmap",
+    ),
+    "try, a module": (
+        "try:\n    from jax.experimental import maps\nexcept ImportError:\n    maps = None",
+        "maps.xmap",
+    ),
     "type checking": (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from jax.experimental.maps import ResourceEnv\n"
         "from jax.experimental.maps import xmap\nenv: 'ResourceEnv'",
@@ -44,7 +53,10 @@ IMPORTS = {
 
 def programs(used):
     for name, (imports, xmap) in IMPORTS.items():
-        yield f"{name}, {used}", imports + "\n" + (USED.format(indent="", xmap=xmap) if used else "print('unused')\n")
+        yield (
+            f"{name}, {used}",
+            imports + "\n" + (USED.format(indent="", xmap=xmap) if used else "print('unused')\n"),
+        )
         body = "\n".join(f"    {line}" for line in imports.splitlines() if "__future__" not in line)
         call = USED.format(indent="    ", xmap=xmap) if used else "print('unused')\n"
         yield f"{name}, in a function, {used}", f"def main():\n{body}\n    {call}main()\n"

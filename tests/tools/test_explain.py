@@ -51,7 +51,11 @@ PROGRAM = """
 
     main()
 """
-ENDINGS = {"success": "pass", "exit code": "sys.exit(3)", "error": "xmap(total, ['j'], [])(np.ones(3))"}
+ENDINGS = {
+    "success": "pass",
+    "exit code": "sys.exit(3)",
+    "error": "xmap(total, ['j'], [])(np.ones(3))",
+}
 
 
 run = forks.run
@@ -82,8 +86,15 @@ def own_output(text):
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_program_runs_as_without_explain(program, tmp_path, way, ending):
     program(ending=ENDINGS[ending])
-    plain, explained = run(*way, "a", "--brief", cwd=tmp_path), run("explain", *way, "a", "--brief", cwd=tmp_path)
-    assert explained.returncode == plain.returncode == {"success": 0, "exit code": 3, "error": 1}[ending]
+    plain, explained = (
+        run(*way, "a", "--brief", cwd=tmp_path),
+        run("explain", *way, "a", "--brief", cwd=tmp_path),
+    )
+    assert (
+        explained.returncode
+        == plain.returncode
+        == {"success": 0, "exit code": 3, "error": 1}[ending]
+    )
     assert explained.stderr == plain.stderr
     assert own_output(explained.stdout) == plain.stdout
     assert "'a', '--brief'] __main__" in plain.stdout
@@ -93,7 +104,10 @@ def test_each_distinct_call_is_explained_once(program, tmp_path):
     path = program()
     done = run("explain", "program.py", cwd=tmp_path)
     lines = path.read_text().splitlines()
-    titles = [(int(k), file, lines[int(line) - 1].strip()) for k, file, line, _ in re.findall(TITLE, done.stdout, re.M)]
+    titles = [
+        (int(k), file, lines[int(line) - 1].strip())
+        for k, file, line, _ in re.findall(TITLE, done.stdout, re.M)
+    ]
     f, product = "f(np.ones((8, ", "xmap(product, "
     assert [k for k, _, _ in titles] == [1, 2, 3, 4, 5]
     assert {file for _, file, _ in titles} == {"program.py"}
@@ -122,8 +136,20 @@ def test_a_program_without_xmap_and_without_jax(program, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["-m"], ["--brief"], ["--brief=3", "program.py"], ["--source", "program.py"], ["--other", "program.py"]]
-    + [["--mesh"], ["--mesh", "x=4,y", "program.py"], ["--mesh=x=0", "program.py"], ["--mesh=x=2,x=2", "program.py"]],
+    [
+        [],
+        ["-m"],
+        ["--brief"],
+        ["--brief=3", "program.py"],
+        ["--source", "program.py"],
+        ["--other", "program.py"],
+    ]
+    + [
+        ["--mesh"],
+        ["--mesh", "x=4,y", "program.py"],
+        ["--mesh=x=0", "program.py"],
+        ["--mesh=x=2,x=2", "program.py"],
+    ],
     ids=str,
 )
 def test_the_usage(tmp_path, arguments):
@@ -148,7 +174,9 @@ def test_a_script_is_explained_for_a_mesh_that_is_not_there(program, tmp_path):
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[0], lines[1]) == (1, "(3,)", "xmap_compat explain: 2 plans")
     assert done.stdout.count("mesh x: 64, y: 64 (4096 devices)") == 2
-    assert "is to run on the mesh (x: 64, y: 64), which is abstract: it has no devices." in done.stderr
+    assert (
+        "is to run on the mesh (x: 64, y: 64), which is abstract: it has no devices." in done.stderr
+    )
 
 
 def test_the_index_of_calls_has_their_assignments(program, tmp_path):
@@ -209,7 +237,9 @@ def test_calls_that_differ_in_a_nested_call_are_two():
     try:
         for loops in (2, 3, 2):
             inner = xmap(lambda v: v * 2, ["k"], ["k"], axis_resources={"k": SerialLoop(loops)})
-            jax.eval_shape(xmap(inner, ["i", ...], ["i", ...]), jax.ShapeDtypeStruct((5, 6), np.float32))
+            jax.eval_shape(
+                xmap(inner, ["i", ...], ["i", ...]), jax.ShapeDtypeStruct((5, 6), np.float32)
+            )
     finally:
         end()
     report.finish()

@@ -40,7 +40,9 @@ def test_concrete_arguments():
             ("v", ("y",), (1,), "name dimension 1 in in_axes, on y"),
             ("w", ("y",), (0,), "name dimension 0 in in_axes, on y"),
         ]
-        assert "w                  y     4 KiB           name dimension 0 in in_axes, on y" in str(plan)
+        assert "w                  y     4 KiB           name dimension 0 in in_axes, on y" in str(
+            plan
+        )
         assert fun.plan(placed((16, 32), "x", None), placed((32, 64), None, None)).gathered == ()
         assert fun.plan(*map(np.asarray, args)).gathered == ()
 
@@ -65,7 +67,8 @@ def test_types_with_explicit_axes_tell():
 
     with jax.set_mesh(jax.make_mesh((4, 2), ("x", "y"))):
         outer(
-            jax.device_put(np.ones((16, 32), np.float32), P("x")), jax.device_put(np.ones((32, 64), np.float32), P("y"))
+            jax.device_put(np.ones((16, 32), np.float32), P("x")),
+            jax.device_put(np.ones((32, 64), np.float32), P("y")),
         )
     assert found == [("w", 4096)]
 
@@ -74,7 +77,9 @@ def test_a_step_around_the_call():
     fun = xmap(layer, (ROWS, {}), ROWS, axis_resources={"batch": "x"})
     args = placed((16, 32), "x", "y"), placed((32, 64), "x", "y")
     step = lambda v, w: jnp.sum(fun(v, w))
-    remedies = lambda: {g.path: (g.mesh_axes, g.remedy) for g in xmap_compat.plan(step, *args).gathered}
+    remedies = lambda: {
+        g.path: (g.mesh_axes, g.remedy) for g in xmap_compat.plan(step, *args).gathered
+    }
     with MESH:
         assert remedies() == {
             "args[0]": (("y",), "name dimension 1 in in_axes, on y"),
@@ -83,7 +88,9 @@ def test_a_step_around_the_call():
 
 
 def test_a_shard_map_of_the_users_over_some_axes_gathers_nothing():
-    by_hand = jax.shard_map(layer_by_hand, mesh=MESH.physical_mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+    by_hand = jax.shard_map(
+        layer_by_hand, mesh=MESH.physical_mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+    )
     arg = placed((16, 32), "x", "y")
     assert gathered_bytes(jax.jit(by_hand).lower(arg).compile()) == []
     with MESH:

@@ -27,7 +27,17 @@ import pytest
 
 from xmap_compat import api, xmap
 from xmap_compat.core import placement, watch
-from xmap_compat.tools.leave import collectives, command, comparing, counting, edits, mapped, patch, report, verifying
+from xmap_compat.tools.leave import (
+    collectives,
+    command,
+    comparing,
+    counting,
+    edits,
+    mapped,
+    patch,
+    report,
+    verifying,
+)
 from xmap_compat.tools.leave.comparing import Leaf, RecordedCall
 from xmap_compat.tools.leave.construction import Change, Construction, Edited
 from xmap_compat.tools.leave.edits import edits_of
@@ -41,15 +51,29 @@ PROGRAMS = ROOT / "tests" / "leaving"
 
 
 def leave(*arguments, cwd):
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))}
-    own = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    call = [sys.executable, *([] if arguments[0] == "-c" else ["-m", "xmap_compat", "leave"]), *map(str, arguments)]
-    return subprocess.run(call, cwd=cwd, env={**inherited, **own}, capture_output=True, text=True, timeout=400)
+    inherited = {
+        k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))
+    }
+    own = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
+    call = [
+        sys.executable,
+        *([] if arguments[0] == "-c" else ["-m", "xmap_compat", "leave"]),
+        *map(str, arguments),
+    ]
+    return subprocess.run(
+        call, cwd=cwd, env={**inherited, **own}, capture_output=True, text=True, timeout=400
+    )
 
 
 def git(*arguments, cwd):
     names = ("-c", "user.name=a", "-c", "user.email=a@b")
-    return subprocess.run(["git", *names, *map(str, arguments)], cwd=cwd, check=True, capture_output=True)
+    return subprocess.run(
+        ["git", *names, *map(str, arguments)], cwd=cwd, check=True, capture_output=True
+    )
 
 
 # ------------------------------------------------------------------------------ whole programs
@@ -88,7 +112,11 @@ def test_a_program_with_tabs_and_crlf_is_written_and_runs_without_xmap(tmp_path)
     written = (tmp_path / "prog.py").read_bytes()
     assert b"# tabs stay\r\n" in written and written.count(b"\n") == written.count(b"\r\n")
     assert b"xmap" not in written
-    ran = leave("-c", "import sys; sys.modules['xmap_compat'] = None; exec(open('prog.py').read())", cwd=tmp_path)
+    ran = leave(
+        "-c",
+        "import sys; sys.modules['xmap_compat'] = None; exec(open('prog.py').read())",
+        cwd=tmp_path,
+    )
     assert ran.returncode == 0, ran.stderr
     x = np.arange(24, dtype=np.float32).reshape(8, 3)
     values, gradients = map(json.loads, ran.stdout.splitlines())
@@ -144,7 +172,11 @@ def test_where_a_mesh_is_entered_while_jax_traces_is_noted():
     entering(1.0)
     assert not otherwise and len(entered) == 1
     jax.grad(entering)(1.0)
-    assert otherwise == entered == {(here, entering.__code__.co_firstlineno + 1, *next(iter(entered))[2:])}
+    assert (
+        otherwise
+        == entered
+        == {(here, entering.__code__.co_firstlineno + 1, *next(iter(entered))[2:])}
+    )
 
 
 def test_where_a_mesh_is_entered_without_with_is_noted():
@@ -159,7 +191,9 @@ def test_where_a_mesh_is_entered_without_with_is_noted():
     otherwise, first = set(), entering.__code__.co_firstlineno
     note_entered([Kind], set(), otherwise)
     entering()
-    assert {(os.path.basename(file), line) for file, line, *_ in otherwise} >= {(os.path.basename(__file__), first + 3)}
+    assert {(os.path.basename(file), line) for file, line, *_ in otherwise} >= {
+        (os.path.basename(__file__), first + 3)
+    }
     assert len(otherwise) == 2  # the other one is in contextlib
 
 
@@ -208,7 +242,9 @@ def test_programs_in_the_style_of_real_ones_leave(name, tmp_path):
         shutil.copy(PROGRAMS / name, tmp_path)
     done = leave("train.py" if name == "gptj" else name, cwd=tmp_path)
     constructions, patched = COUNTS[name]
-    assert f"{patched} of {constructions} constructions patched" in done.stdout, done.stdout + done.stderr
+    assert f"{patched} of {constructions} constructions patched" in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert done.returncode == (constructions != patched)
     assert "named_axes.py" in done.stdout and not re.search(r"not reached|never taken", done.stdout)
 
@@ -233,14 +269,22 @@ def record(leaves, differentiated=False, construction=0, traced=False):
 
 def verifier(records, tmp_path, stopped=False):
     (tmp_path / "records").write_bytes(pickle.dumps(records))
-    spec = {"records": tmp_path / "records", "result": str(tmp_path / "result"), "patched": [0], "stopped": stopped}
+    spec = {
+        "records": tmp_path / "records",
+        "result": str(tmp_path / "result"),
+        "patched": [0],
+        "stopped": stopped,
+    }
     return Verifier({**spec, "status": tmp_path / "status"})
 
 
 X = np.linspace(1, 2, 6, dtype=np.float32).reshape(2, 3)
 WRONG = {
     "numbers": (lambda x: {"y": x * x * (1 + 1e-3)}, "the result['y'] differs by"),
-    "type": (lambda x: {"y": (x * x).astype(jnp.bfloat16)}, "is bfloat16[2, 3], and with xmap float32[2, 3]"),
+    "type": (
+        lambda x: {"y": (x * x).astype(jnp.bfloat16)},
+        "is bfloat16[2, 3], and with xmap float32[2, 3]",
+    ),
     "shape": (lambda x: {"y": (x * x)[None]}, "is float32[1, 2, 3]"),
     "structure": (lambda x: (x * x,), "the results are ['the result[0]'"),
     "NaN": (lambda x: {"y": jnp.where(x > 1.9, jnp.nan, x * x)}, "infinities or NaN"),
@@ -264,7 +308,9 @@ def test_recorded_arguments_are_used_and_not_those_of_the_program(tmp_path):
     assert seen.problems and not np.any(found["y"])
 
 
-@pytest.mark.parametrize("around", [jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f))])
+@pytest.mark.parametrize(
+    "around", [jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f))]
+)
 def test_a_wrong_gradient_is_found_where_the_values_agree(around, tmp_path):
     halved = jax.custom_vjp(square)
     halved.defvjp(lambda x: (square(x), x), lambda x, g: (x * g["y"],))
@@ -282,7 +328,10 @@ def test_a_wrong_gradient_is_found_where_the_values_agree(around, tmp_path):
 
 def test_calls_are_found_among_traced_ones_and_compared_on_the_meshes_of_their_records(tmp_path):
     """An eager call after a traced one, and one on another mesh, all of the same types."""
-    meshes = [jax.sharding.Mesh(np.array(jax.devices()[k : k + 2]), name) for k, name in ((0, ("a",)), (2, ("b",)))]
+    meshes = [
+        jax.sharding.Mesh(np.array(jax.devices()[k : k + 2]), name)
+        for k, name in ((0, ("a",)), (2, ("b",)))
+    ]
     tell = lambda mesh: record([Leaf(X)])._replace(mesh=comparing.placed(mesh))
     eager = [tell(mesh) for mesh in meshes]
     seen = verifier([*eager, eager[1]._replace(traced=True, differentiated=True)], tmp_path)
@@ -336,7 +385,12 @@ def test_records_can_be_read_before_the_program_imports_jax(tmp_path):
 
 def test_what_orders_of_addition_explain_is_no_difference():
     leaf = lambda dtype, error: [("", Leaf((np.linspace(1, 2, 9) * (1 + error)).astype(dtype)))]
-    for dtype, small, large in (("f8", 1e-11, 1e-7), ("f4", 1e-6, 1e-3), (jnp.bfloat16, 1e-2, 0.2), ("c8", 1e-6, 1e-3)):
+    for dtype, small, large in (
+        ("f8", 1e-11, 1e-7),
+        ("f4", 1e-6, 1e-3),
+        (jnp.bfloat16, 1e-2, 0.2),
+        ("c8", 1e-6, 1e-3),
+    ):
         assert comparing.difference(leaf(dtype, small), leaf(dtype, 0)) == ""
         assert comparing.difference(leaf(dtype, large), leaf(dtype, 0)) != ""
     numbers = lambda k: [("", Leaf(np.array([1 << 30, k])))]
@@ -345,8 +399,14 @@ def test_what_orders_of_addition_explain_is_no_difference():
 
 def test_what_the_noise_of_a_program_explains_is_no_difference():
     """Of a program in bfloat16: one result may have no noise by chance, and one that would be zero has nothing else."""
-    wanted = [("a", Leaf(np.linspace(1, 2, 9, dtype="f4"))), ("b", Leaf(np.full(3, 5, "f4"))), ("0", Leaf(np.ones(1)))]
-    changed = lambda *by: [(path, Leaf(leaf.value * (1 + k))) for (path, leaf), k in zip(wanted, by)]
+    wanted = [
+        ("a", Leaf(np.linspace(1, 2, 9, dtype="f4"))),
+        ("b", Leaf(np.full(3, 5, "f4"))),
+        ("0", Leaf(np.ones(1))),
+    ]
+    changed = lambda *by: [
+        (path, Leaf(leaf.value * (1 + k))) for (path, leaf), k in zip(wanted, by)
+    ]
     noise = changed(1e-3, 0, 3)
     assert comparing.difference(changed(0, 2e-3, 0), wanted) != ""
     assert comparing.difference(changed(0, 2e-3, 0), wanted, noise) == ""
@@ -354,7 +414,9 @@ def test_what_the_noise_of_a_program_explains_is_no_difference():
     assert comparing.difference(changed(0, 2e-3, 0), wanted, changed(0, 0, 3)) != ""
 
 
-def test_an_xmap_that_is_made_to_see_the_noise_is_none_of_the_program(recorder, tmp_path, monkeypatch, request):
+def test_an_xmap_that_is_made_to_see_the_noise_is_none_of_the_program(
+    recorder, tmp_path, monkeypatch, request
+):
     recorder.api = api
     request.addfinalizer(watch.watch_everywhere(watch.Watcher(constructed=recorder.constructed)))
     xmap(lambda row: jax.lax.psum(row, "i"), ["i", ...], [...])(X)
@@ -363,7 +425,9 @@ def test_an_xmap_that_is_made_to_see_the_noise_is_none_of_the_program(recorder, 
     monkeypatch.setattr(recorder, "edited", Edited)
     recorder.finish("")
     (call,) = recorder.records
-    assert [path for path, _ in call.noise] == ["the result"] and next(iter(recorder.found.values())) is c
+    assert [path for path, _ in call.noise] == ["the result"] and next(
+        iter(recorder.found.values())
+    ) is c
 
 
 def test_keys_and_weak_numbers_are_recorded_as_they_are():
@@ -379,7 +443,11 @@ def test_an_array_whose_copies_differ_is_recorded_device_by_device():
     """As of xmap, where a result varies over an axis that its specification leaves out."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     apart = jax.shard_map(
-        lambda: jax.lax.axis_index("y")[None], mesh=mesh, in_specs=(), out_specs=jax.P("x"), check_vma=False
+        lambda: jax.lax.axis_index("y")[None],
+        mesh=mesh,
+        in_specs=(),
+        out_specs=jax.P("x"),
+        check_vma=False,
     )()
     again = comparing.restored(comparing.to_host(apart), apart)
     assert [int(s.data[0]) for s in again.addressable_shards] == [0, 1, 0, 1]
@@ -396,12 +464,16 @@ def test_an_array_whose_copies_differ_is_recorded_device_by_device():
 
 @pytest.fixture
 def recorder(tmp_path):
-    made = Recorder({"calls": 3, "bytes": 1 << 20, "records": tmp_path / "records", "status": tmp_path / "s"})
+    made = Recorder(
+        {"calls": 3, "bytes": 1 << 20, "records": tmp_path / "records", "status": tmp_path / "s"}
+    )
     made.placement = placement
     return made
 
 
-def test_what_one_construction_has_traced_counts_for_others_of_the_same_function(recorder, monkeypatch):
+def test_what_one_construction_has_traced_counts_for_others_of_the_same_function(
+    recorder, monkeypatch
+):
     """JAX traces it once."""
     same, placed, other = object(), object(), object()
     first, second = (Construction("a.py", k, functions=[same], calls=1) for k in (1, 2))
@@ -423,8 +495,13 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("kind", TAKEN)
-def test_gradients_are_noted_on_any_traced_call_and_recorded_if_the_calls_before_had_no_values(kind, recorder):
-    xmapped, c = xmap(lambda row: jax.lax.psum((row * row).sum(), "i"), ["i", ...], [...]), Construction("a.py", 1)
+def test_gradients_are_noted_on_any_traced_call_and_recorded_if_the_calls_before_had_no_values(
+    kind, recorder
+):
+    xmapped, c = (
+        xmap(lambda row: jax.lax.psum((row * row).sum(), "i"), ["i", ...], [...]),
+        Construction("a.py", 1),
+    )
     called = functools.partial(recorder.called, c, 1, xmapped)
     for _ in range(4):
         jax.eval_shape(lambda x: called(x), X)  # a trace of its own
@@ -462,7 +539,10 @@ def test_an_xmap_whose_call_raises_is_refused_with_its_error(recorder, tmp_path)
     with pytest.raises(NameError):
         recorder.called(c, 1, xmap(lambda row: jax.lax.psum(row, "j"), ["i", ...], [...]), X)
     edits_of([c], root=str(tmp_path))
-    assert c.refused.startswith("its call raises NameError: ") and "j" in c.refused.partition("NameError")[2]
+    assert (
+        c.refused.startswith("its call raises NameError: ")
+        and "j" in c.refused.partition("NameError")[2]
+    )
 
 
 # ------------------------------------------------------------------------------------ bad input
@@ -471,7 +551,11 @@ BAD = {
     "no program": ([], {}, "no program is given"),
     "an option": (["--wrte", "p.py"], {}, "--wrte"),
     "no number": (["--calls", "many", "p.py"], {}, "argument --calls: invalid int value: 'many'"),
-    "no number of seconds": (["--stop-after", "soon", "p.py"], {}, "argument --stop-after: invalid int value"),
+    "no number of seconds": (
+        ["--stop-after", "soon", "p.py"],
+        {},
+        "argument --stop-after: invalid int value",
+    ),
     "no file": (["p.py"], {}, "p.py cannot be read"),
     "a syntax error": (["p.py"], {"p.py": "def f(:\n"}, "p.py cannot be read: "),
     "a notebook that is none": (["p.ipynb"], {"p.ipynb": "{}"}, "p.ipynb cannot be read"),
@@ -529,7 +613,9 @@ def test_a_program_that_calls_no_xmap_is_refused_in_words(case, tmp_path):
     (tmp_path / "p.py").write_text(text)
     done = leave("--write", "p.py", cwd=tmp_path)
     assert done.returncode == 2 and words in done.stderr and done.stdout == ""
-    assert re.findall(r'File "(?!.*p\.py").*', done.stderr) == []  # only the program is in a traceback
+    assert (
+        re.findall(r'File "(?!.*p\.py").*', done.stderr) == []
+    )  # only the program is in a traceback
     assert (tmp_path / "p.py").read_text() == text
 
 
@@ -544,7 +630,11 @@ def test_packages_generated_code_and_what_was_not_run_are_named(tmp_path):
         "from jax.experimental.maps import xmap\n"
         "g = xmap(lambda r: r * 2, in_axes=['rows', ...], out_axes=['rows', ...])\n"
     )
-    text = HEAD + f"import sys\nsys.path.append({str(library)!r})\nimport other\nother.g(x)\n" + CENTRED
+    text = (
+        HEAD
+        + f"import sys\nsys.path.append({str(library)!r})\nimport other\nother.g(x)\n"
+        + CENTRED
+    )
     text += 'exec(\'h = xmap(lambda r: r, in_axes=["rows", ...], out_axes=["rows", ...]); h(x)\')\n'
     text += "never = xmap(lambda r: r, in_axes=['rows', ...], out_axes=['rows', ...])\n"
     (package / "run.py").write_text(text)
@@ -562,7 +652,10 @@ def test_packages_generated_code_and_what_was_not_run_are_named(tmp_path):
 
 
 def edit(text, old, new):
-    line, column = text[: text.index(old)].count("\n") + 1, len(text[: text.index(old)].rpartition("\n")[2])
+    line, column = (
+        text[: text.index(old)].count("\n") + 1,
+        len(text[: text.index(old)].rpartition("\n")[2]),
+    )
     return Edit((line, column), (line, column + len(old)), new)
 
 
@@ -585,7 +678,9 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
     new = "b = 22\nnew = '\u00e9'"
     after = applied(before, str(path), [edit(python_of(before, "prog.py"), "b = 2", new)])
     changes = {str(path): (before, after), str(path.parent / "helpers.py"): (None, b"# new\n")}
-    (tmp_path.parent / "p.patch").write_bytes(patch.diff(changes).encode("utf-8", "surrogateescape"))
+    (tmp_path.parent / "p.patch").write_bytes(
+        patch.diff(changes).encode("utf-8", "surrogateescape")
+    )
     git("apply", tmp_path.parent / "p.patch", cwd=tmp_path)
     assert path.read_bytes() == after and (path.parent / "helpers.py").read_bytes() == b"# new\n"
     encoding, ends = "latin-1" if kind == "Latin-1" else "utf-8", "\r\n" if kind == "CRLF" else "\n"
@@ -594,15 +689,24 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("indent, end", [(1, "\n"), (2, ""), (None, "\n")])
 def test_cells_are_edited_and_the_rest_of_a_notebook_stays(indent, end):
-    sources = [["%precision 4\n", "a = 1"], "%%bash\nls", "%time b = 2\n# a\nif a:\n    !ls\nc = 3", "d = a"]
-    cells = [{"cell_type": "code", "source": source} for source in sources] + [{"cell_type": "markdown", "source": "x"}]
+    sources = [
+        ["%precision 4\n", "a = 1"],
+        "%%bash\nls",
+        "%time b = 2\n# a\nif a:\n    !ls\nc = 3",
+        "d = a",
+    ]
+    cells = [{"cell_type": "code", "source": source} for source in sources] + [
+        {"cell_type": "markdown", "source": "x"}
+    ]
     data = (json.dumps({"cells": cells}, indent=indent, ensure_ascii=False) + end).encode()
     text = python_of(data, "n.ipynb")
     names = {}
     exec(text, names)
     assert (names["b"], names["c"], names["d"]) == (2, 3, 1)
     after = applied(data, "n.ipynb", [edit(text, f"{name} =", f"{name}{name} =") for name in "acd"])
-    assert after == data.replace(b"a = 1", b"aa = 1").replace(b"c =", b"cc =").replace(b"d =", b"dd =")
+    assert after == data.replace(b"a = 1", b"aa = 1").replace(b"c =", b"cc =").replace(
+        b"d =", b"dd ="
+    )
 
 
 def two_files(tmp_path):
@@ -616,7 +720,9 @@ def two_files(tmp_path):
 def test_files_are_written_with_their_modes(tmp_path):
     paths, changes = two_files(tmp_path)
     patch.write({**changes, str(tmp_path / "new.py"): (None, b"3\n")})
-    assert [path.read_bytes() for path in paths] == [b"2\n"] * 2 and paths[0].stat().st_mode & 0o777 == 0o750
+    assert [path.read_bytes() for path in paths] == [b"2\n"] * 2 and paths[
+        0
+    ].stat().st_mode & 0o777 == 0o750
     assert sorted(os.listdir(tmp_path)) == ["a.py", "b.py", "new.py"]
 
 
@@ -653,14 +759,20 @@ def disk_is_full(paths, monkeypatch):
     return "Nothing is written: no space left"
 
 
-@pytest.mark.parametrize("happens", [changed, read_only, uncommitted, new_file_is_there, disk_is_full])
+@pytest.mark.parametrize(
+    "happens", [changed, read_only, uncommitted, new_file_is_there, disk_is_full]
+)
 def test_all_files_are_written_or_none(happens, tmp_path, monkeypatch):
     paths, changes = two_files(tmp_path)
     words = happens(paths, monkeypatch)
-    before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path) if name != ".git"}
+    before = {
+        name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path) if name != ".git"
+    }
     with pytest.raises(patch.Refused, match=words):
         patch.write({**changes, str(tmp_path / "new.py"): (None, b"3\n")})
-    assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path) if name != ".git"} == before
+    assert {
+        name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path) if name != ".git"
+    } == before
 
 
 def test_uncommitted_changes_are_written_over_with_force(tmp_path):
@@ -695,19 +807,27 @@ def test_a_large_file_of_the_copy_is_copied_before_it_is_written(tmp_path):
 ENDS = {
     "one that differs ends the program": ({0}, "E: no", ["differs"] + ["verified on 1"] * 5),
     "others differ in each round": ({0, 1, 2}, "E: no", ["differs"] * 3 + ["verified on 1"] * 3),
-    "the program ends for another reason": ({}, "E: no", ["ended with E: no, and the one with xmap with no error"] * 6),
+    "the program ends for another reason": (
+        {},
+        "E: no",
+        ["ended with E: no, and the one with xmap with no error"] * 6,
+    ),
     "a call is not reached again": ({}, "", ["0 of 1 were found again"] * 6),
 }
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_a_construction_that_ends_the_edited_program_takes_no_other_with_it(case, tmp_path, monkeypatch):
+def test_a_construction_that_ends_the_edited_program_takes_no_other_with_it(
+    case, tmp_path, monkeypatch
+):
     wrong, ended, expected = ENDS[case]
     (tmp_path / "p.py").write_text("")
     monkeypatch.chdir(tmp_path)
     left = command.Leaving(parsed("p.py"), str(tmp_path / "scratch"))
     change = lambda k: Change("a.py", k, k, "f")
-    every = [Construction("a.py", k, number=k, calls=1, recorded=1, change=change(k)) for k in range(6)]
+    every = [
+        Construction("a.py", k, number=k, calls=1, recorded=1, change=change(k)) for k in range(6)
+    ]
 
     def second_run(spec, *others):
         problems = dict.fromkeys(sorted({*spec["patched"]} & {*wrong})[:1], "it raises E")
@@ -739,9 +859,13 @@ def test_a_process_that_dies_or_hangs_tells_on_which_construction(tmp_path, monk
     found = {"problems": {}, "agreed": {}, "ended": "", "whole": False, "comparing": 1}
     monkeypatch.setattr(left, "changes", lambda *args, **kwargs: ({}, []))
     monkeypatch.setattr(
-        left, "execute", lambda spec, *args: pathlib.Path(spec["result"]).write_text(json.dumps(found)) and 124
+        left,
+        "execute",
+        lambda spec, *args: pathlib.Path(spec["result"]).write_text(json.dumps(found)) and 124,
     )
-    seen = left.second_run(Edited([]), "", [Construction("a.py", k, number=k, recorded=1) for k in range(3)])
+    seen = left.second_run(
+        Edited([]), "", [Construction("a.py", k, number=k, recorded=1) for k in range(3)]
+    )
     assert [*seen.problems] == [1] and "hangs for 120 s" in seen.problems[1]
 
 
@@ -754,7 +878,9 @@ def test_who_looks_on_is_told_what_a_run_has_seen(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "stderr", looks_on)
         with report.progress("recording", str(tmp_path / "status")):
             time.sleep(0.05)
-            verifying.tell({"status": tmp_path / "status"}, "3 constructions made, 5 calls recorded")
+            verifying.tell(
+                {"status": tmp_path / "status"}, "3 constructions made, 5 calls recorded"
+            )
         if looks_on.isatty():
             lines = looks_on.getvalue().splitlines()
             assert len(lines) > 1 and lines[0] == "leave: recording: 0 s"
@@ -763,10 +889,26 @@ def test_who_looks_on_is_told_what_a_run_has_seen(tmp_path, monkeypatch):
 
 
 def test_options_are_read_up_to_the_program():
-    given = ["--calls=2", "--stop-after", "9", "--diff", "d", "p.py", "--calls", "7", "--own", "--stop-after=3"]
+    given = [
+        "--calls=2",
+        "--stop-after",
+        "9",
+        "--diff",
+        "d",
+        "p.py",
+        "--calls",
+        "7",
+        "--own",
+        "--stop-after=3",
+    ]
     options = parsed(*given)
     command._check(options)
-    assert (options.calls, options.stop_after, options.diff, options.program) == (2, 9, "d", given[5:])
+    assert (options.calls, options.stop_after, options.diff, options.program) == (
+        2,
+        9,
+        "d",
+        given[5:],
+    )
 
 
 # --------------------------------------------------------------------- what the replay has reached
@@ -846,8 +988,14 @@ def with_rule(c):
 PLACES = {
     "a branch that is taken": (lambda c, x: jax.lax.cond(x[0] > 0, c, lambda v: v, x), 1),
     "one that is not": (lambda c, x: jax.lax.cond(x[0] < 0, c, lambda v: v, x), 0),
-    "no element takes it": (lambda c, x: jax.vmap(lambda v: jax.lax.cond(v < 0, c, lambda v: v, v))(x), 0),
-    "one element takes it": (lambda c, x: jax.vmap(lambda v: jax.lax.cond(v > 1.3, c, lambda v: v, v))(x), 1),
+    "no element takes it": (
+        lambda c, x: jax.vmap(lambda v: jax.lax.cond(v < 0, c, lambda v: v, v))(x),
+        0,
+    ),
+    "one element takes it": (
+        lambda c, x: jax.vmap(lambda v: jax.lax.cond(v > 1.3, c, lambda v: v, v))(x),
+        1,
+    ),
     "a function that is jitted": (
         lambda c, x: jax.vmap(lambda v: jax.lax.cond(v < 0, jax.jit(c), lambda v: v, v))(x),
         0,
@@ -863,14 +1011,18 @@ PLACES = {
         1,
     ),
     "a checkpoint in a branch": (
-        lambda c, x: jax.vmap(jax.grad(lambda v: jax.lax.cond(v < 0, jax.checkpoint(c), lambda v: v, v)))(x),
+        lambda c, x: jax.vmap(
+            jax.grad(lambda v: jax.lax.cond(v < 0, jax.checkpoint(c), lambda v: v, v))
+        )(x),
         0,
     ),
     "a backward rule": (lambda c, x: jax.grad(lambda x: with_rule(c)(x).sum())(x), 1),
     "a backward rule that is not taken": (lambda c, x: with_rule(c)(x), 0),
     "an inner branch": (
         lambda c, x: jax.vmap(
-            lambda v: jax.lax.cond(v < 0, lambda v: jax.lax.cond(v < 9, c, lambda v: v, v), lambda v: v, v)
+            lambda v: jax.lax.cond(
+                v < 0, lambda v: jax.lax.cond(v < 9, c, lambda v: v, v), lambda v: v, v
+            )
         )(x),
         0,
     ),
@@ -986,7 +1138,10 @@ with Mesh(devices, ('x',)):
 """,
         "0 of 1 constructions patched",
     ),
-    "a function of an xmap that this run does not make": (NEVER_MADE, "0 of 2 constructions patched"),
+    "a function of an xmap that this run does not make": (
+        NEVER_MADE,
+        "0 of 2 constructions patched",
+    ),
     "an option of xmap, and a mesh that is read": (
         """
 from jax.experimental import maps
@@ -1049,7 +1204,11 @@ def test_a_written_program_runs_without_the_package_or_is_as_it_was(kind, tmp_pa
     if words.startswith("0 of"):
         assert (tmp_path / "prog.py").read_text() == HEAD + text
         return
-    ran = leave("-c", "import sys; sys.modules['xmap_compat'] = None; exec(open('prog.py').read())", cwd=tmp_path)
+    ran = leave(
+        "-c",
+        "import sys; sys.modules['xmap_compat'] = None; exec(open('prog.py').read())",
+        cwd=tmp_path,
+    )
     assert ran.returncode == 0, ran.stderr
 
 

@@ -64,7 +64,9 @@ def observed(folder, files, monkeypatch):
         made.setdefault(key, Construction(*key, globals=frame.f_globals)).functions.append(function)
         return function
 
-    monkeypatch.setattr(xmap_compat.Mesh, "__enter__", xmap_compat.Mesh.__enter__)  # to undo what is noted
+    monkeypatch.setattr(
+        xmap_compat.Mesh, "__enter__", xmap_compat.Mesh.__enter__
+    )  # to undo what is noted
     entered, otherwise = set(), set()
     traced = lambda declared, placed, args: calls.append((declared, placed, args))
     end = watch.watch_everywhere(watch.Watcher(traced=traced, constructed=constructed))
@@ -84,7 +86,9 @@ def observed(folder, files, monkeypatch):
 
 
 def without_us(name, *args, **kwargs):
-    assert name.split(".")[0] != "xmap_compat" and "experimental.maps" not in name, f"{name} is imported"
+    assert name.split(".")[0] != "xmap_compat" and "experimental.maps" not in name, (
+        f"{name} is imported"
+    )
     return builtins.__import__(name, *args, **kwargs)
 
 
@@ -93,7 +97,10 @@ class Left:
 
     def __init__(self, tmp_path, monkeypatch, program, newline="\n", **others):
         before, self._after = tmp_path / "before", tmp_path / "after"
-        files = {"program.py": HEAD + program, **{f"{name}.py": text for name, text in others.items()}}
+        files = {
+            "program.py": HEAD + program,
+            **{f"{name}.py": text for name, text in others.items()},
+        }
         before.mkdir()
         self._after.mkdir()
         for name, text in files.items():
@@ -107,7 +114,9 @@ class Left:
         helpers = os.path.basename(made.helper_file).removesuffix(".py")
         contents = {os.path.realpath(before / name): (before / name).read_bytes() for name in files}
         new, self.left = edited_files(contents, changes, helpers, *meshes)
-        self.texts = {name: {**contents, **new}[os.path.realpath(before / name)].decode() for name in files}
+        self.texts = {
+            name: {**contents, **new}[os.path.realpath(before / name)].decode() for name in files
+        }
         self.texts[f"{helpers}.py"] = made.helpers
         self.text = self.texts["program.py"]
         for name, text in self.texts.items():
@@ -712,7 +721,10 @@ LACKING = {
         "lax.psum(w, 'i')",
         "is over i, which its operand lacks, and j",
     ),
-    "collectives over the axes that operands have": ("lax.pmean(w, 'j') + lax.psum(1.0, 'i')", None),
+    "collectives over the axes that operands have": (
+        "lax.pmean(w, 'j') + lax.psum(1.0, 'i')",
+        None,
+    ),
 }
 
 
@@ -736,7 +748,9 @@ def test_two_axes_on_one_mesh_axis(name, tmp_path, monkeypatch):
         assert_close(left.run(), (x.mean(0), np.full(6, 8.0)))
 
 
-def test_one_function_serves_xmaps_that_split_an_axis_in_several_ways_on_one_mesh(tmp_path, monkeypatch):
+def test_one_function_serves_xmaps_that_split_an_axis_in_several_ways_on_one_mesh(
+    tmp_path, monkeypatch
+):
     program = """
         def body(v):
             return v - lax.pmean(v, 'i')
@@ -774,7 +788,9 @@ def test_each_of_two_xmaps_that_another_run_gives_the_resources_of_the_other_rai
     left = Left(tmp_path, monkeypatch, textwrap.dedent(both))
     assert left.refused == [None, None]
     assert_close(left.run(), (x - x.mean(0), x + x.mean(0)))
-    exchanged = left.text.replace(f"first, second = {first}, {second}", f"first, second = {second}, {first}")
+    exchanged = left.text.replace(
+        f"first, second = {first}, {second}", f"first, second = {second}, {first}"
+    )
     for own in ("f(x)", "g(x)"):
         left.texts["program.py"] = exchanged.replace("f(x), g(x)", own)
         with pytest.raises(NameError, match="unbound axis name: i"):
@@ -840,7 +856,11 @@ def test_a_call_that_is_not_edited_and_names_an_axis_as_its_mesh_axis_is_a_place
     assert left.edited.of_one_name == ["d"]  # of which the report warns
 
 
-RESOURCES = {"{}": "{'i': 'd'}", "{'i': 'd'}": "{'i': ('d', 'e')}", "{'i': ('d', 'e')}": "{'i': ('e', 'd')}"}
+RESOURCES = {
+    "{}": "{'i': 'd'}",
+    "{'i': 'd'}": "{'i': ('d', 'e')}",
+    "{'i': ('d', 'e')}": "{'i': ('e', 'd')}",
+}
 
 
 @pytest.mark.parametrize("given", RESOURCES)
@@ -854,7 +874,9 @@ def test_resources_that_another_run_gives_are_refused(given, tmp_path, monkeypat
     """
     left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
     assert_close(left.run(), x - x.mean(0))
-    left.texts["program.py"] = left.text.replace(f"resources = {given}", f"resources = {RESOURCES[given]}")
+    left.texts["program.py"] = left.text.replace(
+        f"resources = {given}", f"resources = {RESOURCES[given]}"
+    )
     with pytest.raises(ValueError, match="collectives over 'i' are written for "):
         left.run()
 
@@ -898,7 +920,9 @@ def test_what_moves_elements_and_is_not_called_by_its_name_is_refused(name, tmp_
     assert words in refused
 
 
-def test_a_variable_that_may_move_elements_in_a_branch_not_taken_is_not_edited(tmp_path, monkeypatch):
+def test_a_variable_that_may_move_elements_in_a_branch_not_taken_is_not_edited(
+    tmp_path, monkeypatch
+):
     program = """
         over = lax.pmean if x.size else lax.ppermute
 
@@ -909,12 +933,19 @@ def test_a_variable_that_may_move_elements_in_a_branch_not_taken_is_not_edited(t
             results = xmap(body, ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
     """
     left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
-    assert "over(v, 'i', [(0, 1)]) + lax.pshuffle(v, 'i', [0]) if flag else over(v, (\"d\", \"i_local\"))" in left.text
+    assert (
+        "over(v, 'i', [(0, 1)]) + lax.pshuffle(v, 'i', [0]) if flag else over(v, (\"d\", \"i_local\"))"
+        in left.text
+    )
 
 
 FLAGS = {  # what this run has, and another one
     "the names of axes": ("lax.pmean(v, flag)", "'i'", "('i', 'j')"),
-    "those of a partial function": ("functools.partial(lax.pmean, axis_name=flag)(v)", "'i'", "('i', 'j')"),
+    "those of a partial function": (
+        "functools.partial(lax.pmean, axis_name=flag)(v)",
+        "'i'",
+        "('i', 'j')",
+    ),
     "a function": ("flag(v, 'i')", "lax.psum", "lax.pmax"),
 }
 
@@ -931,7 +962,12 @@ def test_what_a_flag_chooses_is_looked_up_in_each_run(name, tmp_path, monkeypatc
             results = f(x.reshape(4, 2, 6))
     """
     y = x.reshape(4, 2, 6)
-    reduced = {"'i'": y.mean(0), "lax.psum": y.sum(0), "lax.pmax": y.max(0), "('i', 'j')": y.mean((0, 1))}
+    reduced = {
+        "'i'": y.mean(0),
+        "lax.psum": y.sum(0),
+        "lax.pmax": y.max(0),
+        "('i', 'j')": y.mean((0, 1)),
+    }
     left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
     assert left.refused == [None]
     assert_close(left.run(), y - reduced[one])
@@ -948,7 +984,11 @@ class Norm:
         return v - lax.pmean(v, self.axis_name)
 """
 OUTSIDE = {
-    "a function that a flag chooses, where JAX's needs a helper": ("flag = [lax.pmax][0]", "flag(v, 'd')", "pmax"),
+    "a function that a flag chooses, where JAX's needs a helper": (
+        "flag = [lax.pmax][0]",
+        "flag(v, 'd')",
+        "pmax",
+    ),
     "a partial function of a module, beside one that is edited": (
         "total = functools.partial(lax.psum, axis_name='d')",
         "functools.partial(lax.pmean, axis_name='d')(v) + total(v)",
@@ -959,13 +999,23 @@ OUTSIDE = {
         "jax.grad(lambda v: (layer(v) ** 2).sum())(v)",
         "psum",
     ),
-    "a layer": ("axis = 'd'", "jax.grad(lambda v: (layers.Norm(axis_name=axis)(v) ** 2).sum())(v)", ""),
-    "a partial function by a variable": ("", "(lambda mean: mean(v))(functools.partial(lax.pmean, axis_name='d'))", ""),
+    "a layer": (
+        "axis = 'd'",
+        "jax.grad(lambda v: (layers.Norm(axis_name=axis)(v) ** 2).sum())(v)",
+        "",
+    ),
+    "a partial function by a variable": (
+        "",
+        "(lambda mean: mean(v))(functools.partial(lax.pmean, axis_name='d'))",
+        "",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_collectives_over_an_axis_of_one_name_are_edited_or_refused_wherever_they_are(name, tmp_path, monkeypatch):
+def test_collectives_over_an_axis_of_one_name_are_edited_or_refused_wherever_they_are(
+    name, tmp_path, monkeypatch
+):
     """With one element on each device, a collective over the mesh axis alone has the right result, by chance."""
     before, call, refused = OUTSIDE[name]
     (tmp_path / "library").mkdir()
@@ -987,7 +1037,10 @@ def test_collectives_over_an_axis_of_one_name_are_edited_or_refused_wherever_the
     """
     left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
     if refused:
-        assert f"{refused} over d at" in left.refused[0] and "not called by its name there" in left.refused[0]
+        assert (
+            f"{refused} over d at" in left.refused[0]
+            and "not called by its name there" in left.refused[0]
+        )
         return
     assert left.refused == [None]
     left.texts["program.py"] = left.text.replace("sizes = [8]", "sizes = [2]")
@@ -1041,7 +1094,9 @@ SET = {
 def test_an_environment_that_is_set_is_refused_in_words(how):
     text = f"from jax.experimental import maps\n{SET[how]}\n"
     line = text[: text.index("thread_resources.env =")].count("\n") + 1
-    with pytest.raises(Refused, match=f"p.py:{line} sets thread_resources.env. .* write `with mesh:`"):
+    with pytest.raises(
+        Refused, match=f"p.py:{line} sets thread_resources.env. .* write `with mesh:`"
+    ):
         edited_files({"/p.py": text.encode()}, [], "named_axes", [], False)
 
 
@@ -1081,7 +1136,11 @@ def test_names_that_jax_has_removed_are_mended_in_notebooks_whose_layout_stays(i
     assert new["/n.ipynb"] == data.replace(b"jax.tree_map", b"jax.tree.map") and not left
 
 
-NOT_OF_JAX = ["lax.pgather(v, 0, 'i')", "lax.pargmax(v, 'i')", "named.normal(jax.random.key(0), named.NamedShape(i=8))"]
+NOT_OF_JAX = [
+    "lax.pgather(v, 0, 'i')",
+    "lax.pargmax(v, 'i')",
+    "named.normal(jax.random.key(0), named.NamedShape(i=8))",
+]
 
 
 @pytest.mark.parametrize("call", NOT_OF_JAX)

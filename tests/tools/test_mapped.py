@@ -85,16 +85,35 @@ def test_gradients_from_outside_are_those_of_xmap(placement):
 @pytest.mark.parametrize("axes, resources", [("i", {}), (("x", "i_local"), {"i": "x"})])
 def test_the_collectives_beside_it_are_those_over_all_elements(axes, resources):
     def body(v):
-        moved = collectives.all_to_all(v, axes, 0, 0), collectives.all_to_all(v, axes, 0, 0, tiled=True)
-        moved += (collectives.ppermute(v, axes, [(k, k + 1) for k in range(7)]), v - collectives.max_over(v, axes))
+        moved = (
+            collectives.all_to_all(v, axes, 0, 0),
+            collectives.all_to_all(v, axes, 0, 0, tiled=True),
+        )
+        moved += (
+            collectives.ppermute(v, axes, [(k, k + 1) for k in range(7)]),
+            v - collectives.max_over(v, axes),
+        )
         moved += (collectives.ppermute(v, axes, [(k, 7 - k) for k in range(8)]),)
         moved += (collectives.all_gather(v, axes, tiled=True),)
-        return (*moved, collectives.psum_scatter(v, axes), collectives.psum_scatter(v, axes, tiled=True))
+        return (
+            *moved,
+            collectives.psum_scatter(v, axes),
+            collectives.psum_scatter(v, axes, tiled=True),
+        )
 
     x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
     shifted = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
     sums = x.sum(0)
-    wanted = x.T, x.T, shifted, x - x.max(0), x[::-1], np.tile(x.reshape(-1), (8, 1)), sums, sums[:, None]
+    wanted = (
+        x.T,
+        x.T,
+        shifted,
+        x - x.max(0),
+        x[::-1],
+        np.tile(x.reshape(-1), (8, 1)),
+        sums,
+        sums[:, None],
+    )
     with jax.set_mesh(plain_mesh()):
         found = mapped(body, ["i", ...], (["i", ...],) * 8, axis_resources=resources)(x)
     for each, expected in zip(found, wanted, strict=True):
@@ -112,14 +131,20 @@ SERIAL = {
 def test_loops_compute_each_element(resources):
     x, u, w = arguments(8, 4)
     over_b = pairs(resources)["b"]
-    fun = mapped(lambda x, u, w: x * u + lax.psum(w * x, over_b), IN_AXES, OUT_AXES, axis_resources=resources)
+    fun = mapped(
+        lambda x, u, w: x * u + lax.psum(w * x, over_b), IN_AXES, OUT_AXES, axis_resources=resources
+    )
     with jax.set_mesh(plain_mesh()):
         found = fun(x, u, w)
-    np.testing.assert_allclose(found, x * u[:, None, None] + (w * x).sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(
+        found, x * u[:, None, None] + (w * x).sum(1, keepdims=True), rtol=1e-5
+    )
 
 
 def test_one_text_serves_one_element_and_several():
-    fun = mapped(lambda v: v / lax.psum(v, ("x", "i_local")), ["i"], ["i"], axis_resources={"i": "x"})
+    fun = mapped(
+        lambda v: v / lax.psum(v, ("x", "i_local")), ["i"], ["i"], axis_resources={"i": "x"}
+    )
     with jax.set_mesh(plain_mesh()):
         for size in (4, 8, 24):
             v = np.arange(1, size + 1, dtype=np.float32)
@@ -154,7 +179,11 @@ def test_specs_may_stand_in_containers(given, gives):
 
 def test_sizes_of_axes_that_no_argument_has():
     fun = mapped(
-        lambda v: v * lax.axis_index(("x", "i_local")), {}, {1: "i"}, axis_sizes={"i": 8}, axis_resources={"i": "x"}
+        lambda v: v * lax.axis_index(("x", "i_local")),
+        {},
+        {1: "i"},
+        axis_sizes={"i": 8},
+        axis_resources={"i": "x"},
     )
     with jax.set_mesh(plain_mesh()):
         np.testing.assert_array_equal(fun(np.arange(3)), np.arange(3)[:, None] * np.arange(8))
@@ -170,7 +199,9 @@ def test_keys_and_donated_arguments():
         backend=None,
     )
     keys = jax.random.split(jax.random.key(0), 8)
-    v = jax.device_put(np.arange(8.0), jax.sharding.NamedSharding(plain_mesh(), jax.sharding.PartitionSpec("x")))
+    v = jax.device_put(
+        np.arange(8.0), jax.sharding.NamedSharding(plain_mesh(), jax.sharding.PartitionSpec("x"))
+    )
     wanted = jax.vmap(jax.random.normal)(keys) + np.arange(8)
     with jax.set_mesh(plain_mesh()):
         same, found = fun(keys, v)
@@ -181,12 +212,16 @@ def test_keys_and_donated_arguments():
 
 def test_the_mesh_may_be_that_of_with_or_have_explicit_axes_or_other_devices():
     v = np.arange(8, dtype=np.float32)
-    fun = mapped(lambda v: v - lax.pmean(v, ("x", "i_local")), ["i"], ["i"], axis_resources={"i": "x"})
+    fun = mapped(
+        lambda v: v - lax.pmean(v, ("x", "i_local")), ["i"], ["i"], axis_resources={"i": "x"}
+    )
     with xmap_compat.Mesh(np.array(jax.devices()[:2]), ("x",)):
         np.testing.assert_allclose(fun(v), v - 3.5)
     explicit = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     with jax.set_mesh(explicit):
-        elsewhere = jax.device_put(v, jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec("y")))
+        elsewhere = jax.device_put(
+            v, jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec("y"))
+        )
         np.testing.assert_allclose(fun(elsewhere), v - 3.5)
     for devices in (jax.devices()[:4], jax.devices()[:3:-1]):  # one trace serves both
         with jax.set_mesh(jax.sharding.Mesh(np.array(devices), ("x",))):
@@ -198,8 +233,16 @@ def test_the_mesh_may_be_that_of_with_or_have_explicit_axes_or_other_devices():
 UNDECLARED = {
     "one element on a device": (lambda v: v * 2, 4, "name the axis in out_axes, or reduce"),
     "several": (lambda v: v * 2, 8, "name the axis in out_axes, or reduce"),
-    "reduced over the elements of a device only": (lambda v: lax.psum(v, "i_local"), 8, "name the axis in out_axes"),
-    "by its index": (lambda v: lax.psum(v, ("x", "i_local")) + lax.axis_index("x"), 8, "name the axis in out_axes"),
+    "reduced over the elements of a device only": (
+        lambda v: lax.psum(v, "i_local"),
+        8,
+        "name the axis in out_axes",
+    ),
+    "by its index": (
+        lambda v: lax.psum(v, ("x", "i_local")) + lax.axis_index("x"),
+        8,
+        "name the axis in out_axes",
+    ),
 }
 
 

@@ -68,7 +68,9 @@ def test_each_axis_says_how_it_is_executed(case, mesh42):
     resources, expected = AXES[case]
     given = {} if resources is None else {"i": resources}
     with mesh42:
-        (axis,) = xmap(jnp.sin, ["i", ...], ["i", ...], axis_resources=given).plan(shaped(8, 3)).axes
+        (axis,) = (
+            xmap(jnp.sin, ["i", ...], ["i", ...], axis_resources=given).plan(shaped(8, 3)).axes
+        )
     found = (axis.mesh_axes, axis.loop_sizes, axis.device_size, axis.local_size, axis.executed_by)
     assert (axis.name, axis.size, found) == ("i", 8, expected)
 
@@ -112,7 +114,9 @@ def test_arrays_have_paths_names_and_types():
 
     axes = ({"w": [["i", ...]]}, [...], ["i", None, "j"])
     f = xmap(f, axes, {"a": ["i", ...], "b": {1: "j", 2: "i"}})
-    plan = f.plan({"w": [shaped(2, 3)]}, shaped(dtype=jnp.bfloat16), shaped(2, 4, 5, dtype=np.int32))
+    plan = f.plan(
+        {"w": [shaped(2, 3)]}, shaped(dtype=jnp.bfloat16), shaped(2, 4, 5, dtype=np.int32)
+    )
     found = [(a.path, a.type, a.axes) for a in (*plan.arguments, *plan.results)]
     assert found == [
         ("params['w'][0]", "f32[2,3]", ("i", None)),
@@ -269,7 +273,10 @@ def plan_and_lowered(name, place, mesh):
     body, *_ = COLLECTIVES[name]
     size = 16 if name in ("psum_scatter", "all_to_all") else 4
     resources = {} if PLACES[place] is None else {"i": PLACES[place]}
-    reduces = PRIMITIVES[name] in ("psum", "pmax", "pmin", "pdot", "all_gather", "pbroadcast") and "groups" not in name
+    reduces = (
+        PRIMITIVES[name] in ("psum", "pmax", "pmin", "pdot", "all_gather", "pbroadcast")
+        and "groups" not in name
+    )
     # A result that varies as it comes needs no operation where it leaves.
     f = xmap(body, ["i", ...], [...] if reduces else ["i", ...], axis_resources=resources)
     with mesh:
@@ -307,7 +314,9 @@ def lowered_moves(text):
     """``(kind, type on a device)`` of each collective in a StableHLO program."""
     for kind, name in MOVES.items():
         for found in re.finditer(rf'"stablehlo\.{name}"', text):
-            shape, dtype = re.compile(r": \(tensor<((?:\d+x)*)(\w+)>").search(text, found.end()).groups()
+            shape, dtype = (
+                re.compile(r": \(tensor<((?:\d+x)*)(\w+)>").search(text, found.end()).groups()
+            )
             yield kind, dtype, [n for n in map(int, shape.split("x")[:-1]) if n != 1]
 
 
@@ -347,10 +356,14 @@ def test_collectives_name_the_line_of_the_user(mesh42):
 
 def test_collectives_over_several_axes_keep_the_order_of_the_user(mesh42):
     with mesh42:
-        f = xmap(lambda x: lax.psum(x, ("j", "i")), ["i", "j"], [], axis_resources={"i": "x", "j": "y"})
+        f = xmap(
+            lambda x: lax.psum(x, ("j", "i")), ["i", "j"], [], axis_resources={"i": "x", "j": "y"}
+        )
         (collective,) = f.plan(shaped(8, 2)).collectives
     assert collective.axes == ("j", "i")
-    assert [(t.kind, set(t.mesh_axes), t.devices) for t in collective.transfers] == [("all-reduce", {"x", "y"}, 8)]
+    assert [(t.kind, set(t.mesh_axes), t.devices) for t in collective.transfers] == [
+        ("all-reduce", {"x", "y"}, 8)
+    ]
 
 
 def in_scan(x):
@@ -362,7 +375,9 @@ def in_while(x):
 
 
 def in_cond(x):
-    return lax.cond(lax.pmax(x[0], ("i", "j")) > 0, lambda v: lax.psum(v, "i"), lambda v: lax.pmax(v, "i"), x)
+    return lax.cond(
+        lax.pmax(x[0], ("i", "j")) > 0, lambda v: lax.psum(v, "i"), lambda v: lax.pmax(v, "i"), x
+    )
 
 
 # What a plan adds to the words of the transfers of a case.
@@ -379,7 +394,11 @@ TURNS = {
     "cond": (in_cond, {}, {"pmax": (1, False), "psum": (1, True)}),
     "serial loop": (lambda x: lax.psum(x, "i"), {"j": SerialLoop(5)}, {"psum": (5, False)}),
     "serial loop and scan": (in_scan, {"j": SerialLoop(5)}, {"psum": (15, False)}),
-    "called twice": (lambda x: (g := jax.jit(lambda v: lax.psum(v, "i")))(x) + g(x * 2), {}, {"psum": (1, False)}),
+    "called twice": (
+        lambda x: (g := jax.jit(lambda v: lax.psum(v, "i")))(x) + g(x * 2),
+        {},
+        {"psum": (1, False)},
+    ),
 }
 
 
@@ -399,8 +418,12 @@ def test_turns_and_branches_are_counted(case, mesh42):
         assert plan.bytes_sent is None
         assert "in each iteration of a while loop" in " ".join(str(plan).split())
     else:
-        assert plan.bytes_sent == sum(t.bytes_sent * t.times for c in plan.collectives for t in c.transfers)
-    assert TURN_WORDS.get(case, "all-reduce over x") in by_primitive(plan)["psum"].became.split(", ")
+        assert plan.bytes_sent == sum(
+            t.bytes_sent * t.times for c in plan.collectives for t in c.transfers
+        )
+    assert TURN_WORDS.get(case, "all-reduce over x") in by_primitive(plan)["psum"].became.split(
+        ", "
+    )
     if case == "called twice":
         assert [c.primitive for c in plan.collectives] == ["psum", "psum"]
 
@@ -409,10 +432,17 @@ def test_equal_transfers_of_one_collective_are_counted_together(mesh42):
     """Every device sends one element to the next and one to the one before: two rounds alike."""
     to = {2 * d: (2 * d + 2) % 8 for d in range(4)} | {2 * d + 1: (2 * d - 1) % 8 for d in range(4)}
     with mesh42:
-        f = xmap(lambda x: lax.ppermute(x, "i", list(to.items())), ["i", ...], ["i", ...], axis_resources={"i": "x"})
+        f = xmap(
+            lambda x: lax.ppermute(x, "i", list(to.items())),
+            ["i", ...],
+            ["i", ...],
+            axis_resources={"i": "x"},
+        )
         plan = f.plan(shaped(8, 3))
     (collective,) = plan.collectives
-    assert [(t.kind, t.elements, t.times, t.bytes_sent) for t in collective.transfers] == [("ppermute", 1, 2, 3 * 4)]
+    assert [(t.kind, t.elements, t.times, t.bytes_sent) for t in collective.transfers] == [
+        ("ppermute", 1, 2, 3 * 4)
+    ]
     assert "ppermute of 1 element over x (2 times)" in collective.became
     assert collective.bytes_sent == plan.bytes_sent == 2 * 3 * 4
 
@@ -425,7 +455,9 @@ def test_equal_transfers_of_one_collective_are_counted_together(mesh42):
 def test_parts_of_bytes_are_rounded_up(resources, size, expected, mesh42):
     """Each of n devices sends (n - 1) / n of 4 bytes, twice."""
     with mesh42:
-        plan = xmap(lambda x: lax.psum(x, "i"), ["i"], [], axis_resources=resources).plan(shaped(size))
+        plan = xmap(lambda x: lax.psum(x, "i"), ["i"], [], axis_resources=resources).plan(
+            shaped(size)
+        )
     assert plan.bytes_sent == expected
 
 
@@ -457,7 +489,12 @@ def test_nested_calls_are_in_the_plan_of_the_outer_one(mesh42):
         assert len(plan.nested) == 2
         for call in plan.nested:
             (axis,) = call.axes
-            assert (axis.name, axis.size, axis.mesh_axes, axis.loop_sizes) == ("k", 6, mesh_axes, loop_sizes)
+            assert (axis.name, axis.size, axis.mesh_axes, axis.loop_sizes) == (
+                "k",
+                6,
+                mesh_axes,
+                loop_sizes,
+            )
             assert axis.executed_by == executed_by
             assert call.where.line == line_of(nested_in, "lambda v: jax.jit")
         assert re.search(r"(?m)^k of <lambda> +6 ", str(plan))
@@ -483,14 +520,21 @@ def test_a_nested_call_is_found_wherever_it_is():
 
 def wide(params, x):
     for layer in params["a long name of a layer"]:
-        x = jax.nn.softmax(pdot(x, layer, "features of the inputs"), axis="a rather long name of an axis") * x
+        x = (
+            jax.nn.softmax(
+                pdot(x, layer, "features of the inputs"), axis="a rather long name of an axis"
+            )
+            * x
+        )
     return x
 
 
 def wide_plan(mesh):
     layer = ["features of the inputs", "a rather long name of an axis"]
     names = {"a long name of a layer": [layer] * 12}
-    f = xmap(wide, (names, ["batch", *layer]), ["batch", *layer], axis_resources={"batch": ("x", "y")})
+    f = xmap(
+        wide, (names, ["batch", *layer]), ["batch", *layer], axis_resources={"batch": ("x", "y")}
+    )
     with mesh:
         return f.plan({"a long name of a layer": [shaped(12345, 6)] * 12}, shaped(8, 12345, 6))
 
@@ -503,7 +547,11 @@ def test_reports_fit_eighty_columns(mesh42):
 
 def test_layers_in_a_list_are_one_row(mesh42):
     rows = re.sub(r"\s+", " ", str(wide_plan(mesh42)))
-    assert rows.count("f32[12345,6]") == 2 and "[0..11]" in rows and "over features of the inputs 12 test_plan" in rows
+    assert (
+        rows.count("f32[12345,6]") == 2
+        and "[0..11]" in rows
+        and "over features of the inputs 12 test_plan" in rows
+    )
 
 
 def training_step(count):
@@ -531,12 +579,16 @@ def test_a_plan_with_a_hundred_parameters_fits_a_screen(mesh42):
     assert (len(plan.collectives), plan.bytes_sent) == (100, sent)
     assert f"psum over batch 100 test_plan.py:{line_of(training_step, 'lax.pmean')}" in words
     assert len(re.findall(r"bold\">[^<]* \+ 19 alike<", plan.svg())) == 10
-    assert plan.svg().count('class="edge"') == 12  # the mesh, five kinds of parameters and of results, and x
+    assert (
+        plan.svg().count('class="edge"') == 12
+    )  # the mesh, five kinds of parameters and of results, and x
 
 
 def test_what_a_report_leaves_out_is_where_it_says(mesh42):
     """Rows and those counted at the end are all of the attribute that the report names."""
-    f = xmap(lambda *vs: [jnp.sin(v) for v in vs], ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    f = xmap(
+        lambda *vs: [jnp.sin(v) for v in vs], ["i", ...], ["i", ...], axis_resources={"i": "x"}
+    )
     with mesh42:
         plan = f.plan(*[shaped(8, 1 + k) for k in range(70)])
     left_out = re.findall(r"\.\.\. and (\d+) more: see (plan\.\w+)", re.sub(r"\s+", " ", str(plan)))
@@ -545,8 +597,13 @@ def test_what_a_report_leaves_out_is_where_it_says(mesh42):
         assert len(getattr(plan, where.removeprefix("plan."))) - int(count) >= 11
     drawn = re.findall(r"\.\.\. and (\d+) more kinds: see (plan\.\w+)", plan.svg())
     assert drawn == [("10", "plan.arguments"), ("10", "plan.results")]
-    steps = xmap_compat.plan(lambda v: [f(v[: 8 * k]) for k in range(1, 15)], shaped(112, 3), mesh=mesh42)
-    assert "... and 3 more: see plan.calls" in re.sub(r"\s+", " ", str(steps)) and len(steps.calls) == 14
+    steps = xmap_compat.plan(
+        lambda v: [f(v[: 8 * k]) for k in range(1, 15)], shaped(112, 3), mesh=mesh42
+    )
+    assert (
+        "... and 3 more: see plan.calls" in re.sub(r"\s+", " ", str(steps))
+        and len(steps.calls) == 14
+    )
 
 
 def test_positions_are_whole(mesh42):
@@ -578,22 +635,32 @@ def test_a_plan_ends_with_what_a_person_writes_by_hand(mesh42):
         return v / lax.psum(v, "i")
 
     with mesh42:
-        plan = xmap(share, ["i", "j"], ["i", "j"], axis_resources={"i": "x", "j": SerialLoop(2)}).plan(shaped(8, 4))
+        plan = xmap(
+            share, ["i", "j"], ["i", "j"], axis_resources={"i": "x", "j": SerialLoop(2)}
+        ).plan(shaped(8, 4))
     heading, *broken, collective = str(plan).rpartition("\n\n")[2].splitlines()
     expression = " ".join(broken)
     assert "by hand" in heading and plan.recipe == (expression, collective)
     line = f"test_plan.py:{line_of(test_a_plan_ends_with_what_a_person_writes_by_hand, 'lax.psum')}"
     assert collective == f"{line}: psum over i -> psum over ('x', 'i_local')"
-    v, as_said = np.arange(1.0, 33, dtype=np.float32).reshape(8, 4), lambda v: v / lax.psum(v, ("x", "i_local"))
+    v, as_said = (
+        np.arange(1.0, 33, dtype=np.float32).reshape(8, 4),
+        lambda v: v / lax.psum(v, ("x", "i_local")),
+    )
     with jax.set_mesh(mesh42):
-        found = eval(expression, {"mapped": mapped.mapped, "SerialLoop": mapped.SerialLoop, "share": as_said})(v)
+        found = eval(
+            expression, {"mapped": mapped.mapped, "SerialLoop": mapped.SerialLoop, "share": as_said}
+        )(v)
     np.testing.assert_allclose(found, v / v.sum(0), rtol=1e-6)
 
 
 def test_shared_loops_are_named_in_the_report():
     with serial_loop("chunks", 2):
         f = xmap(
-            lambda a, b: (a * 2, b * 3), (["i"], ["j"]), (["i"], ["j"]), axis_resources={"i": "chunks", "j": "chunks"}
+            lambda a, b: (a * 2, b * 3),
+            (["i"], ["j"]),
+            (["i"], ["j"]),
+            axis_resources={"i": "chunks", "j": "chunks"},
         )
         plan = f.plan(shaped(4), shaped(6))
     assert [(a.loops, a.loop_sizes, a.local_size) for a in plan.axes] == [
@@ -676,7 +743,10 @@ def test_blocks_have_the_colours_of_their_devices(mesh_shape, shape, spec):
         if devices == "0-7":
             assert fill is None  # a plain sheet
             continue
-        held = [re.fullmatch(r"hsl\((\d+),60%,(\d+)%\)", colour[int(d)]).groups() for d in devices.split()]
+        held = [
+            re.fullmatch(r"hsl\((\d+),60%,(\d+)%\)", colour[int(d)]).groups()
+            for d in devices.split()
+        ]
         hues, mean = {hue for hue, _ in held}, np.mean([int(shade) for _, shade in held])
         hue, saturation, lightness = re.fullmatch(r"hsl\((\d+),(\d+)%,(\d+)%\)", fill).groups()
         assert (saturation, hue in hues) == ("60", True) if len(hues) == 1 else saturation == "0"
@@ -700,18 +770,33 @@ def test_the_picture_stands_alone(mesh42, tmp_path):
     written = (tmp_path / "plan.svg").read_text(encoding="utf-8")
     assert written == plan.svg()
     tree = ElementTree.fromstring(written)
-    assert {e.tag.removeprefix(SVG) for e in tree.iter()} <= {*("svg", "title", "style", "rect", "text", "path")}
+    assert {e.tag.removeprefix(SVG) for e in tree.iter()} <= {
+        *("svg", "title", "style", "rect", "text", "path")
+    }
     width, height = float(tree.get("width")), float(tree.get("height"))
     for text in tree.iter(f"{SVG}text"):
         assert 0 <= float(text.get("x")) <= width
         assert 0 <= float(text.get("y")) <= height
     assert "http" not in written.replace("http://www.w3.org/2000/svg", "")
     labels = {text.text for text in tree.iter(f"{SVG}text")}
-    assert {"wide", "mesh", "↓ x 4", "→ y 2", "x", "↓ batch 8 over x, y", "→ features of the inputs 12345"} <= labels
+    assert {
+        "wide",
+        "mesh",
+        "↓ x 4",
+        "→ y 2",
+        "x",
+        "↓ batch 8 over x, y",
+        "→ features of the inputs 12345",
+    } <= labels
 
 
 def test_arrays_are_drawn_in_proportion_and_copies_are_counted(mesh42):
-    f = xmap(lambda w, v: (w, v), (["i", "j"], ["k"]), (["i", "j"], ["k"]), axis_resources={"j": "y", "k": ("x", "y")})
+    f = xmap(
+        lambda w, v: (w, v),
+        (["i", "j"], ["k"]),
+        (["i", "j"], ["k"]),
+        axis_resources={"j": "y", "k": ("x", "y")},
+    )
     with mesh42:
         tree, _ = drawn(f.plan(shaped(784, 512), shaped(8)))
     edges = [r for r in tree.iter(f"{SVG}rect") if r.get("class") == "edge"]
@@ -724,7 +809,9 @@ def test_arrays_are_drawn_in_proportion_and_copies_are_counted(mesh42):
 
 
 def test_grey_blocks_are_in_the_legend(mesh42):
-    f = xmap(lambda w, v: w * v, (["i"], ["i", "j"]), ["i", "j"], axis_resources={"i": "y", "j": "x"})
+    f = xmap(
+        lambda w, v: w * v, (["i"], ["i", "j"]), ["i", "j"], axis_resources={"i": "y", "j": "x"}
+    )
     with mesh42:
         tree, tips = drawn(f.plan(shaped(8), shaped(8, 8)))
     texts = [t.text for t in tree.iter(f"{SVG}text")]
@@ -735,18 +822,27 @@ def test_grey_blocks_are_in_the_legend(mesh42):
 
 def test_arrays_that_lie_alike_are_one_drawing_if_their_names_are_short(mesh42):
     def names(*keys):
-        f = xmap(lambda w: sum(w.values()), ({key: ["i"] for key in keys},), ["i"], axis_resources={"i": "x"})
+        f = xmap(
+            lambda w: sum(w.values()),
+            ({key: ["i"] for key in keys},),
+            ["i"],
+            axis_resources={"i": "x"},
+        )
         with mesh42:
             tree, _ = drawn(f.plan({key: shaped(8) for key in keys}))
         return [t.text for t in tree.iter(f"{SVG}text") if t.get("class") == "bold"]
 
     assert "w['k'], w['q']" in names("q", "k")
-    assert {"w['keys_of_a_head']", "w['queries_of_a_head']"} < {*names("queries_of_a_head", "keys_of_a_head")}
+    assert {"w['keys_of_a_head']", "w['queries_of_a_head']"} < {
+        *names("queries_of_a_head", "keys_of_a_head")
+    }
 
 
 def test_large_splits_keep_their_text():
     f = xmap(matmul, **MATMUL, axis_resources={"i": "x", "j": "y"})
-    plan = f.plan(shaped(256, 64), shaped(64, 256), mesh=jax.sharding.AbstractMesh((16, 16), ("x", "y")))
+    plan = f.plan(
+        shaped(256, 64), shaped(64, 256), mesh=jax.sharding.AbstractMesh((16, 16), ("x", "y"))
+    )
     texts = [t.text for t in ElementTree.fromstring(plan.svg()).iter(f"{SVG}text")]
     assert all(texts.count(str(k)) == 2 for k in range(256))  # in the mesh and in the result
     assert {"240-255", "15…"} <= {*texts}
@@ -772,13 +868,19 @@ def test_a_dictionary_has_every_attribute(mesh42):
         plan = xmap(matmul, **MATMUL, axis_resources={"i": "x", "k": "y"}).plan(*MATMUL_ARGS)
     told = plan.to_dict()
     assert json.loads(json.dumps(told)) == told
-    assert (told["mesh"], told["bytes_sent"], told["bytes_held"]) == ({"x": 4, "y": 2}, 48, plan.bytes_held)
+    assert (told["mesh"], told["bytes_sent"], told["bytes_held"]) == (
+        {"x": 4, "y": 2},
+        48,
+        plan.bytes_held,
+    )
     assert [(a["path"], a["spec"], a["device_shape"]) for a in told["arguments"]] == [
         ("a", ["x", "y"], [2, 2]),
         ("b", ["y"], [2, 6]),
     ]
     (pdot_,) = told["collectives"]
-    assert [(t["kind"], t["mesh_axes"], t["total"]) for t in pdot_["transfers"]] == [("all-reduce", ["y"], 48)]
+    assert [(t["kind"], t["mesh_axes"], t["total"]) for t in pdot_["transfers"]] == [
+        ("all-reduce", ["y"], 48)
+    ]
     assert pdot_["where"]["line"] == line_of(matmul, "pdot")
 
 

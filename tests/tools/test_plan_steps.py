@@ -37,7 +37,9 @@ DTYPES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2}
 def axes_of(groups):
     """The mesh axes along which the devices of some group differ."""
     at = [[np.unravel_index(d, tuple(SIZES.values())) for d in group] for group in groups]
-    return tuple(a for k, a in enumerate(SIZES) if any(len({c[k] for c in group}) > 1 for group in at))
+    return tuple(
+        a for k, a in enumerate(SIZES) if any(len({c[k] for c in group}) > 1 for group in at)
+    )
 
 
 def sent_by_hlo(text):
@@ -49,9 +51,14 @@ def sent_by_hlo(text):
         if not match:
             continue
         arrays = re.findall(r"([a-z]+\d*)\[([\d,]*)\]", match[1])
-        result = sum(DTYPES[dtype] * math.prod(map(int, filter(None, dims.split(",")))) for dtype, dims in arrays)
+        result = sum(
+            DTYPES[dtype] * math.prod(map(int, filter(None, dims.split(","))))
+            for dtype, dims in arrays
+        )
         if match[2] == "collective-permute":
-            pairs = re.findall(r"\{(\d+),(\d+)\}", re.search(r"source_target_pairs=\{(.*?)\}\}", match[3] + "}")[0])
+            pairs = re.findall(
+                r"\{(\d+),(\d+)\}", re.search(r"source_target_pairs=\{(.*?)\}\}", match[3] + "}")[0]
+            )
             sent[axes_of([tuple(map(int, pair)) for pair in pairs])] += result
             continue
         groups = replica_groups(match[3])
@@ -136,7 +143,11 @@ MOVES = {
     "ppermute of a part": (lambda v: jnp.sin(rotated(v, 3, 8)) * v, ["i", ...], {"i": "x"}),
     "all_gather": (lambda v: jnp.sin(lax.all_gather(v, "i")).sum() * v, ["i", ...], {"i": "y"}),
     "psum_scatter": (lambda v: lax.psum_scatter(v**2, "i", tiled=True), ["i", ...], {"i": "x"}),
-    "all_to_all": (lambda v: lax.all_to_all(v**2, "i", 0, 0, tiled=True), ["i", ...], {"i": ("y", "x")}),
+    "all_to_all": (
+        lambda v: lax.all_to_all(v**2, "i", 0, 0, tiled=True),
+        ["i", ...],
+        {"i": ("y", "x")},
+    ),
     "pmax": (lambda v: lax.pmax(v, "i") * v, ["i", ...], {"i": "x"}),
 }
 
@@ -159,7 +170,11 @@ REPEATED = {
     "equal": (lambda v: lax.psum(v, "i") * jnp.sin(lax.psum(v, "i")), 1, 1),
     "equal expressions": (lambda v: lax.psum(v * 2, "i") * jnp.sin(lax.psum(v * 2, "i")), 1, 1),
     "mean and variance": (lambda v: jnp.mean(v, axis="i") + jnp.sin(jnp.var(v, axis="i")), 2, 1),
-    "equal results of equal ones": (lambda v: lax.pmax(v - lax.pmax(v, "i"), "i") * lax.pmax(v, "i"), 2, 1),
+    "equal results of equal ones": (
+        lambda v: lax.pmax(v - lax.pmax(v, "i"), "i") * lax.pmax(v, "i"),
+        2,
+        1,
+    ),
     "another literal": (lambda v: lax.psum(v * 2, "i") * jnp.sin(lax.psum(v * 3, "i")), 2, 0),
     "another type": (lambda v: lax.psum(v, "i") * lax.psum(v.astype(jnp.int32), "i"), 2, 0),
     "another reduction": (lambda v: lax.psum(v, "i") * jnp.sin(lax.pmax(v, "i")), 2, 0),
@@ -190,7 +205,10 @@ def line_of(text):
 def test_each_transfer_says_what_it_is_for(mesh42):
     with mesh42:
         found = plan(network_step({"batch": "x", "hidden": "y"}), *NETWORK_ARGS)
-    told = [(t.kind, t.mesh_axes, t.devices, t.axes, t.where.line, t.derivative, t.times) for t in found.transfers]
+    told = [
+        (t.kind, t.mesh_axes, t.devices, t.axes, t.where.line, t.derivative, t.times)
+        for t in found.transfers
+    ]
     hidden, logits, mean = map(line_of, ("hidden = relu", "logits = pdot", "return -lax.pmean"))
     assert told == [
         ("all-reduce", ("y",), 2, ("hidden",), logits, False, 1),
@@ -199,7 +217,12 @@ def test_each_transfer_says_what_it_is_for(mesh42):
         ("all-reduce", ("x",), 4, ("batch",), hidden, True, 1),
     ]
     # On a device logits are 6 x 8 numbers, w2 is 8 x 8 and w1 32 x 8; all-reduce sends 2 (n - 1) / n of them.
-    assert [t.bytes_sent for t in found.transfers] == [6 * 8 * 4, 6, 8 * 8 * 4 * 3 // 2, 32 * 8 * 4 * 3 // 2]
+    assert [t.bytes_sent for t in found.transfers] == [
+        6 * 8 * 4,
+        6,
+        8 * 8 * 4 * 3 // 2,
+        32 * 8 * 4 * 3 // 2,
+    ]
     assert found.bytes_sent == sum(t.bytes_sent for t in found.transfers)
 
 
@@ -210,7 +233,9 @@ def test_turns_of_a_scan_over_steps_are_multiplied(mesh42):
         once = lambda v, _: (v - total(v), None)
         v, _ = lax.scan(once, v, None, length=5)
         v, _ = lax.scan(lambda v, _: lax.scan(once, v, None, length=3), v, None, length=2)
-        return lax.while_loop(lambda c: c[0] < count, lambda c: (c[0] + 1, c[1] - total(c[1])), (0, v))
+        return lax.while_loop(
+            lambda c: c[0] < count, lambda c: (c[0] + 1, c[1] - total(c[1])), (0, v)
+        )
 
     with mesh42:
         found = plan(epoch, shaped(8, 3), shaped(dtype=np.int32))
@@ -229,7 +254,9 @@ def test_forward_mode_says_which_half_is_the_derivative(mesh42):
 
 
 def test_a_derivative_taken_in_the_body_is_one_too(mesh42):
-    g = lambda w, x: jax.grad(lambda w: jnp.sum(x * lax.ppermute(w**2, "i", [(k, (k + 1) % 4) for k in range(4)])))(w)
+    g = lambda w, x: jax.grad(
+        lambda w: jnp.sum(x * lax.ppermute(w**2, "i", [(k, (k + 1) % 4) for k in range(4)]))
+    )(w)
     f = xmap(g, (["i", ...], ["i", ...]), ["i", ...], axis_resources={"i": "x"})
     with mesh42:
         found = f.plan(shaped(4, 3), shaped(4, 3))
@@ -238,7 +265,12 @@ def test_a_derivative_taken_in_the_body_is_one_too(mesh42):
 
 def test_what_nobody_needs_is_not_counted(mesh42):
     """XLA drops it: the value of a loss whose gradient alone is asked for, results that are not used."""
-    f = xmap(lambda v: (lax.pmean(v**2, "i"), lax.pmax(v, "i")), ["i", ...], [...], axis_resources={"i": "x"})
+    f = xmap(
+        lambda v: (lax.pmean(v**2, "i"), lax.pmax(v, "i")),
+        ["i", ...],
+        [...],
+        axis_resources={"i": "x"},
+    )
     step = lambda v: jax.grad(lambda v: f(v)[0].sum())(v)
     with mesh42:
         found = plan(step, shaped(8, 3))
@@ -257,8 +289,16 @@ def halved(v):
 
 UNNEEDED = {
     # a function, where it is called in vain, and how many of its transfers XLA leaves
-    "scan": (shifted, lambda f, v: lax.scan(lambda c, _: (c + f(c), f(v).sum()), v, None, length=3)[0], 1),
-    "cond": (shifted, lambda f, v: lax.cond(v.sum() > 0, lambda: (f(v), v), lambda: (v, 2 * v))[1], 0),
+    "scan": (
+        shifted,
+        lambda f, v: lax.scan(lambda c, _: (c + f(c), f(v).sum()), v, None, length=3)[0],
+        1,
+    ),
+    "cond": (
+        shifted,
+        lambda f, v: lax.cond(v.sum() > 0, lambda: (f(v), v), lambda: (v, 2 * v))[1],
+        0,
+    ),
     "solve": (halved, lambda f, v: f(v), 0),
 }
 
@@ -270,7 +310,11 @@ def test_what_loops_branches_and_solves_do_in_vain_is_not_counted(name, mesh42):
     step = lambda v: use(f, v)
     with mesh42:
         found = plan(step, shaped(4, 3))
-        assert len(found.transfers) == len(hlo.collectives(compiled_text(step, (shaped(4, 3),)))) == expected
+        assert (
+            len(found.transfers)
+            == len(hlo.collectives(compiled_text(step, (shaped(4, 3),))))
+            == expected
+        )
 
 
 def test_functions_that_jax_has_traced_before_are_seen_as_well(mesh42):
@@ -288,7 +332,9 @@ def test_planning_leaves_no_trace(mesh42):
     f = xmap(lambda v: lax.psum(v, "i"), ["i", ...], [...], axis_resources={"i": "x"})
     with mesh42:
         plan(lambda v: f(v) + f(v), shaped(8))
-        assert "xmap_compat_site" not in str(jax.make_jaxpr(f)(shaped(8)).jaxpr.pretty_print(name_stack=True))
+        assert "xmap_compat_site" not in str(
+            jax.make_jaxpr(f)(shaped(8)).jaxpr.pretty_print(name_stack=True)
+        )
 
 
 def test_calls_are_those_of_the_functions(mesh42):
@@ -298,13 +344,17 @@ def test_calls_are_those_of_the_functions(mesh42):
     with mesh42:
         found = plan(lambda v: other(outer(v)) + other(outer(v * 2)), shaped(4, 6))
         assert set(found.calls) == {outer.plan(shaped(4, 6)), other.plan(shaped(4))}
-    assert [(t.mesh_axes, t.axes) for t in found.transfers if t.kind == "all-reduce"][:1] == [(("y",), ("k",))]
+    assert [(t.mesh_axes, t.axes) for t in found.transfers if t.kind == "all-reduce"][:1] == [
+        (("y",), ("k",))
+    ]
     assert found.mesh == mesh42
 
 
 def test_a_call_that_closes_over_values_of_the_step_is_planned(mesh42):
     def step(v, w):
-        return jax.grad(lambda w: xmap(lambda v: lax.psum(v * w, "i"), ["i"], [], axis_resources={"i": "x"})(v))(w)
+        return jax.grad(
+            lambda w: xmap(lambda v: lax.psum(v * w, "i"), ["i"], [], axis_resources={"i": "x"})(v)
+        )(w)
 
     with mesh42:
         found = plan(step, shaped(8), shaped())
@@ -331,13 +381,17 @@ def test_what_the_compiler_adds_is_read_from_the_compiled_program(mesh42):
     f = xmap(lambda v, w: v @ w, (["b", ...], [...]), ["b", ...], axis_resources={"b": "x"})
 
     def epoch(v, w):
-        return lax.scan(lambda w, _: (w - jax.grad(lambda w: (f(v, w) ** 2).sum())(w), None), w, None, length=3)[0]
+        return lax.scan(
+            lambda w, _: (w - jax.grad(lambda w: (f(v, w) ** 2).sum())(w), None), w, None, length=3
+        )[0]
 
     with mesh42 as mesh:
         v = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P("x", "y")))
         w = jax.device_put(np.ones((16, 4), np.float32), NamedSharding(mesh, P("y")))
         before, after = plan(epoch, v, w), plan(epoch, v, w, compiled=True)
-    assert "is known with compiled=True" in " ".join(str(before).split()) and before.differences == ()
+    assert (
+        "is known with compiled=True" in " ".join(str(before).split()) and before.differences == ()
+    )
     added = [(d.kind, d.mesh_axes, d.planned) for d in after.differences]
     assert ("all-gather", ("y",), 0) in added
     assert {t.mesh_axes for t in before.transfers} == {("x",)}
@@ -345,24 +399,37 @@ def test_what_the_compiler_adds_is_read_from_the_compiled_program(mesh42):
     assert "COMPILED OTHERWISE" in str(after) and "is known with compiled=True" not in str(after)
     compiled = epoch_compiled(mesh42, epoch, v, w)
     assert after.compiled.cost["flops"] == compiled.cost_analysis()["flops"]
-    assert after.compiled.memory["temp_size_in_bytes"] == compiled.memory_analysis().temp_size_in_bytes
+    assert (
+        after.compiled.memory["temp_size_in_bytes"] == compiled.memory_analysis().temp_size_in_bytes
+    )
     assert {"flops", "argument_size_in_bytes"} <= set(str(after).split())
     assert after.to_dict()["compiled"]["cost"] == after.compiled.cost
     told = {(g.path, g.mesh_axes, g.bytes_received) for g in before.gathered}
-    assert told == {("args[0]", ("y",), 8 * 16 * 4 // 4 // 2)}  # w is carried by the scan, and v handed on
+    assert told == {
+        ("args[0]", ("y",), 8 * 16 * 4 // 4 // 2)
+    }  # w is carried by the scan, and v handed on
     assert "args[0] y 64 B" in re.sub(r"\s+", " ", str(before))
 
 
 def test_arguments_that_lie_otherwise_are_read_from_the_compiled_program(mesh42):
     """What XLA moves between any two layouts, over parts of mesh axes too."""
-    f = lambda resources: xmap(lambda v: v - lax.pmean(v, "i"), ["i", "j"], ["i", "j"], axis_resources=resources)
+    f = lambda resources: xmap(
+        lambda v: v - lax.pmean(v, "i"), ["i", "j"], ["i", "j"], axis_resources=resources
+    )
     with mesh42:
         for spec in (P("x", "y"), P("y"), P(None, ("y", "x"))):
             given = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh42, spec))
-            for resources in ({"i": "y", "j": "x"}, {"i": ("x", "y")}, {"j": ("y", "x")}, {"i": "x", "j": "y"}):
+            for resources in (
+                {"i": "y", "j": "x"},
+                {"i": ("x", "y")},
+                {"j": ("y", "x")},
+                {"i": "x", "j": "y"},
+            ):
                 found = plan(f(resources), given, compiled=True)
                 asked = [as_tuple(resources.get(name)) for name in "ij"]
-                stays = all(axes[: len(lies)] == lies for axes, lies in zip(asked, map(as_tuple, spec)))
+                stays = all(
+                    axes[: len(lies)] == lies for axes, lies in zip(asked, map(as_tuple, spec))
+                )
                 assert bool(found.differences) != stays, (spec, resources)
 
 
@@ -379,7 +446,9 @@ def test_a_step_that_is_compiled_as_planned_says_so(mesh42):
 
 def test_the_peak_has_the_temporaries(mesh42):
     """On CPUs XLA's own peak lacks them."""
-    f = xmap(lambda v: jnp.sort(jnp.outer(v, v)).sum(), ["i", ...], ["i"], axis_resources={"i": "x"})
+    f = xmap(
+        lambda v: jnp.sort(jnp.outer(v, v)).sum(), ["i", ...], ["i"], axis_resources={"i": "x"}
+    )
     with mesh42:
         compiled = plan(f, shaped(4, 512), compiled=True).compiled
     assert compiled.peak > 512 * 512 * 4 > compiled.memory["argument_size_in_bytes"]
@@ -408,7 +477,9 @@ def test_types_with_shardings_and_tracers_stand_for_arrays(mesh42):
 def test_a_scan_without_turns_sends_nothing(mesh42):
     f = xmap(lambda v: v - lax.pmean(v, "b"), ["b", ...], ["b", ...], axis_resources={"b": "x"})
     with mesh42:
-        found = plan(lambda v: lax.scan(lambda c, _: (f(c), None), v, None, length=0)[0], shaped(8, 3))
+        found = plan(
+            lambda v: lax.scan(lambda c, _: (f(c), None), v, None, length=0)[0], shaped(8, 3)
+        )
     assert (found.sent_over, found.bytes_sent) == ({"x": 0, "y": 0}, 0)
 
 
@@ -443,7 +514,9 @@ def test_loops_of_a_compiled_program_are_multiplied():
         "collective-permute": None,
         "all-gather": 1,
     }
-    known = HLO.replace("body=%unknown", 'body=%unknown, backend_config={"known_trip_count":{"n":"2"}}')
+    known = HLO.replace(
+        "body=%unknown", 'body=%unknown, backend_config={"known_trip_count":{"n":"2"}}'
+    )
     assert {c.kind: c.times for c in hlo.collectives(known)}["all-reduce"] == 5 + 2 * 3
     assert found["all-gather"].groups == ((0, 2, 4, 6), (1, 3, 5, 7))
     assert steps.from_hlo(found["all-gather"], SIZES).mesh_axes == ("x",)
@@ -458,7 +531,10 @@ STARTED = {
     "an all-gather": (f"({ONE}, f32[8,4]{{1,0}}) all-gather-start", 128),
     "an all-gather of two": (f"(({ONE}, {ONE}), (f32[8,4], f32[8,4])) all-gather-start", 256),
     "a permutation": (f"({ONE}, {ONE}, u32[], u32[]) collective-permute-start", 32),
-    "a permutation of two": (f"(({ONE}, {ONE}), ({ONE}, {ONE}), u32[]) collective-permute-start", 64),
+    "a permutation of two": (
+        f"(({ONE}, {ONE}), ({ONE}, {ONE}), u32[]) collective-permute-start",
+        64,
+    ),
     "an exchange": (f"(({ONE}), {ONE}) all-to-all-start", 32),
 }
 
@@ -476,7 +552,9 @@ def test_an_asynchronous_collective_has_the_bytes_of_its_results(instruction, nb
 
 
 def many_sums(count):
-    mean = xmap(lambda tree: lax.pmean(tree, "i"), ({"w": ["i", ...]},), {}, axis_resources={"i": "x"})
+    mean = xmap(
+        lambda tree: lax.pmean(tree, "i"), ({"w": ["i", ...]},), {}, axis_resources={"i": "x"}
+    )
     return lambda tree: mean({"w": tree}), {f"p{k:03}": shaped(8, 3 + k % 4) for k in range(count)}
 
 
@@ -488,7 +566,10 @@ def test_equal_transfers_are_one_row_with_a_count(mesh42):
     sent = sum(2 * math.ceil((3 + k % 4) * 4 * 3 / 4) for k in range(48))
     assert len(found.transfers) == 48 or sum(t.times for t in found.transfers) == 48
     assert found.bytes_sent == sent
-    assert len(re.findall(r"all-reduce x i test_plan_steps.py:\d+ [\d.]+ KiB 48 function", report)) == 1
+    assert (
+        len(re.findall(r"all-reduce x i test_plan_steps.py:\d+ [\d.]+ KiB 48 function", report))
+        == 1
+    )
     assert len(str(found).splitlines()) <= 60
     assert found.svg().count("all-reduce of i over x") == 1
 
@@ -501,17 +582,27 @@ def test_the_picture_has_a_bar_for_each_transfer(mesh42, tmp_path):
     space = "{http://www.w3.org/2000/svg}"
     texts = [t.text for t in tree.iter(f"{space}text")]
     rows = [text for text in texts if "all-reduce" in text]
-    assert rows[0] == f"all-reduce of hidden over y: 192 B (test_plan_steps.py:{line_of('logits = pdot')})"
+    assert (
+        rows[0]
+        == f"all-reduce of hidden over y: 192 B (test_plan_steps.py:{line_of('logits = pdot')})"
+    )
     assert len(rows) == len(found.transfers) == 4
     assert {"for the function", "for its derivative", "↓ x 4", "→ y 2"} <= set(texts)
-    assert f"each device holds {show_bytes(found.calls[0].bytes_held)} of arguments and results" in texts
+    assert (
+        f"each device holds {show_bytes(found.calls[0].bytes_held)} of arguments and results"
+        in texts
+    )
     assert "and sends 1.88 KiB over x, 192 B over y" in texts
     joined = texts[texts.index(rows[0]) + 1], texts[texts.index(rows[1]) + 1]
     assert joined == ("joins parts of w1, w2", "joins parts of image, label")
-    bars = [r for r in tree.iter(f"{space}rect") if r.get("class") in ("sent", "back")][2:]  # after the legend
+    bars = [r for r in tree.iter(f"{space}rect") if r.get("class") in ("sent", "back")][
+        2:
+    ]  # after the legend
     wide = [float(bar.get("width")) for bar in bars]
     most = max(t.bytes_sent for t in found.transfers)
-    assert wide == pytest.approx([max(468 * t.bytes_sent / most, 2) for t in found.transfers], abs=0.1)
+    assert wide == pytest.approx(
+        [max(468 * t.bytes_sent / most, 2) for t in found.transfers], abs=0.1
+    )
     assert "prefers-color-scheme:dark" in tree.find(f"{space}style").text
     assert found.svg() in found._repr_svg_()
 
@@ -525,14 +616,23 @@ def test_the_picture_of_a_step_has_the_arrays_of_its_calls(mesh42):
     blocks = lambda svg: re.findall(r"<rect [^>]*><title>([^<]* on device [^<]*)</title>", svg)
     (call,) = [call for call in found.calls if call.mesh is not None]
     assert blocks(found.svg()) == blocks(call.svg()) != []
-    texts = [t.text for t in ElementTree.fromstring(found.svg()).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"arguments of network_loss", "results of network_loss", "not drawn: the arrays of <lambda>"} <= {*texts}
+    texts = [
+        t.text for t in ElementTree.fromstring(found.svg()).iter("{http://www.w3.org/2000/svg}text")
+    ]
+    assert {
+        "arguments of network_loss",
+        "results of network_loss",
+        "not drawn: the arrays of <lambda>",
+    } <= {*texts}
     assert "w1" in texts and "f32[32,8] on a device" in texts
 
 
 def test_a_partial_step_has_the_name_of_its_function(mesh42):
     def named_step(scale, v):
-        return xmap(lambda v: v * 2, ["i"], ["i"], axis_resources={"i": ("x", SerialLoop(2))})(v) * scale
+        return (
+            xmap(lambda v: v * 2, ["i"], ["i"], axis_resources={"i": ("x", SerialLoop(2))})(v)
+            * scale
+        )
 
     with mesh42:
         found = plan(functools.partial(named_step, 2.0), shaped(8))
@@ -548,10 +648,14 @@ def test_an_error_of_jax_names_the_step():
 
 
 def test_an_argument_that_is_no_array_is_refused_by_its_path():
-    with pytest.raises(TypeError, match=r"^args\[1\]\['kind'\] is 'relu' of type str, but .* Bind a static value"):
+    with pytest.raises(
+        TypeError, match=r"^args\[1\]\['kind'\] is 'relu' of type str, but .* Bind a static value"
+    ):
         plan(lambda v, options: v, 1.0, {"kind": "relu"})
 
 
 def test_other_things_than_functions_and_meshes_are_refused():
-    with pytest.raises(TypeError, match=r"^The argument step of plan should be a function .*, but got 3$"):
+    with pytest.raises(
+        TypeError, match=r"^The argument step of plan should be a function .*, but got 3$"
+    ):
         plan(3)

@@ -25,7 +25,9 @@ def mesh22():
 
 
 def product(resources):
-    return xmap(lambda a, b: pdot(a, b, "k"), (["i", "k"], ["k", "j"]), ["i", "j"], axis_resources=resources)
+    return xmap(
+        lambda a, b: pdot(a, b, "k"), (["i", "k"], ["k", "j"]), ["i", "j"], axis_resources=resources
+    )
 
 
 ARGS = (shaped(4, 8), shaped(8, 6))
@@ -65,7 +67,10 @@ def test_every_assignment_is_there_and_refused_as_its_call_is(mesh22):
         candidate = by_resources.pop(repr(resources))
         assert (candidate.refused is None) == (said is None)
         if said is not None:
-            same = re.sub(r"\S+\.py:\d+\S*", "", candidate.refused), re.sub(r"\S+\.py:\d+\S*", "", said)
+            same = (
+                re.sub(r"\S+\.py:\d+\S*", "", candidate.refused),
+                re.sub(r"\S+\.py:\d+\S*", "", said),
+            )
             assert same[0] == same[1] or all("both mapped to the resource" in text for text in same)
             continue
         with mesh22:
@@ -76,7 +81,10 @@ def test_every_assignment_is_there_and_refused_as_its_call_is(mesh22):
             over = t.mesh_axes[0] if len(t.mesh_axes) == 1 else ("x", "y")
             sent[over] = sent.get(over, 0) + t.total
         # Equal mesh axes may be exchanged.
-        assert (candidate.bytes_held, sorted(candidate.bytes_sent.values())) == (lies, sorted(sent.values()))
+        assert (candidate.bytes_held, sorted(candidate.bytes_sent.values())) == (
+            lies,
+            sorted(sent.values()),
+        )
         if candidate.axis_resources == resources:
             assert candidate.bytes_sent == sent
     assert by_resources == {}
@@ -100,11 +108,16 @@ def test_dominated_ones_are_marked_and_last(mesh22):
     def no_larger(a, b):
         over = {*a.bytes_sent, *b.bytes_sent}
         more = [(b.devices, a.devices), (a.bytes_held, b.bytes_held), (sent(a), sent(b))]
-        return all(m <= n for m, n in [*more, *((a.bytes_sent.get(k, 0), b.bytes_sent.get(k, 0)) for k in over)])
+        return all(
+            m <= n
+            for m, n in [*more, *((a.bytes_sent.get(k, 0), b.bytes_sent.get(k, 0)) for k in over)]
+        )
 
     sent = lambda c: sum(c.bytes_sent.values())
     for c in found:
-        assert c.dominated == any(no_larger(other, c) and not no_larger(c, other) for other in found)
+        assert c.dominated == any(
+            no_larger(other, c) and not no_larger(c, other) for other in found
+        )
     assert sorted(c.dominated for c in found) == [c.dominated for c in found]
     assert not all(c.dominated for c in found) and any(c.dominated for c in found)
 
@@ -140,16 +153,30 @@ def test_equal_and_dominated_choices_are_left_out_before_too_many_are_refused():
     with pytest.raises(ValueError) as caught:
         search(f, *args, mesh=AbstractMesh((2, 2), ("x", "y")))
     message = str(caught.value)
-    assert re.match(rf"There are \d+ assignments \(.* for a0, .* for a7\), more than the {2 * LIMIT} that", message)
-    assert "fixed={'a0': ()}, whose resources change the bytes sent least" in message  # it moves nothing
-    assert len(search(f, *args, mesh=AbstractMesh((2,), "x"), fixed=dict.fromkeys(("a1", "a2", "a3"), ()))) == 32
+    assert re.match(
+        rf"There are \d+ assignments \(.* for a0, .* for a7\), more than the {2 * LIMIT} that",
+        message,
+    )
+    assert (
+        "fixed={'a0': ()}, whose resources change the bytes sent least" in message
+    )  # it moves nothing
+    assert (
+        len(
+            search(
+                f, *args, mesh=AbstractMesh((2,), "x"), fixed=dict.fromkeys(("a1", "a2", "a3"), ())
+            )
+        )
+        == 32
+    )
 
 
 # ------------------------------------------------------------------------------- memory
 
 
 def squares(resources):
-    return xmap(lambda v: jnp.sum(jnp.tanh(v @ v.T) @ v), ["b", ...], ["b"], axis_resources=resources)
+    return xmap(
+        lambda v: jnp.sum(jnp.tanh(v @ v.T) @ v), ["b", ...], ["b"], axis_resources=resources
+    )
 
 
 def test_what_is_above_the_memory_is_named_and_not_run(mesh22):
@@ -160,7 +187,9 @@ def test_what_is_above_the_memory_is_named_and_not_run(mesh22):
     assert {c.name for c in usable(found)} == {n for n, count in held.items() if count == least}
     for c in found:
         assert (c.seconds is None) == (c.refused is not None)
-        assert c.refused is None or re.match(r"arguments and results are .* KiB, more than memory, \d", c.refused)
+        assert c.refused is None or re.match(
+            r"arguments and results are .* KiB, more than memory, \d", c.refused
+        )
     assert "is compared with held" in " ".join(str(found).split())
     compiled = search(squares, *args, mesh=mesh22, memory=least, compiled=True)
     assert "is compared with XLA's peak" in str(compiled) and not usable(compiled)
@@ -192,10 +221,14 @@ def test_the_fastest_of_three_is_found():
 
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
     args = np.ones((8, 2), np.float32), np.eye(300, dtype=np.float32)
-    make_some = lambda resources: make(resources) if resources.get("i", ()) in turns else {}["not one of the three"]
+    make_some = lambda resources: (
+        make(resources) if resources.get("i", ()) in turns else {}["not one of the three"]
+    )
     found = search(make_some, *args, mesh=mesh, measure=3)
     run = [c for c in found if c.seconds is not None]
-    assert [c.axis_resources for c in run] == [{"i": "x"}, {"i": ("x", "y")}, {}] and found[0] is run[0]
+    assert [c.axis_resources for c in run] == [{"i": "x"}, {"i": ("x", "y")}, {}] and found[
+        0
+    ] is run[0]
     assert all(a.seconds < b.seconds for a, b in itertools.pairwise(run))
     assert found.ties == "" and all(c.noise is not None for c in run)
     assert "the fastest first" in str(found) and "MEDIAN" in str(found)
@@ -255,9 +288,16 @@ def test_what_is_held_and_sent_is_drawn(mesh22, tmp_path):
     tree = ElementTree.parse(tmp_path / "found.svg").getroot()
     texts = [t.text for t in tree.iter(f"{space}text")]
     for c in usable(found):
-        words = f"{c.name}: holds {c.bytes_held} B, sends {sum(c.bytes_sent.values())} B" + ", dominated" * c.dominated
+        words = (
+            f"{c.name}: holds {c.bytes_held} B, sends {sum(c.bytes_sent.values())} B"
+            + ", dominated" * c.dominated
+        )
         assert texts.count(words) == 1
-    bars = [float(r.get("width")) for r in tree.iter(f"{space}rect") if r.get("class") in ("sent", "back")][2:]
+    bars = [
+        float(r.get("width"))
+        for r in tree.iter(f"{space}rect")
+        if r.get("class") in ("sent", "back")
+    ][2:]
     counts = [n for c in usable(found) for n in (c.bytes_held, sum(c.bytes_sent.values()))]
     assert bars == pytest.approx([max(468 * n / max(counts), 1) for n in counts], abs=0.1)
 
@@ -306,7 +346,9 @@ def test_a_step_that_is_no_maker_gets_one_line(mesh22):
         TypeError, match="search got <lambda>, which cannot be called with axis_resources alone"
     ) as caught:
         search(step, *ARGS, mesh=mesh22)
-    assert "\n" not in str(caught.value) and "lambda axis_resources: <the step of 2 arguments>" in str(caught.value)
+    assert "\n" not in str(
+        caught.value
+    ) and "lambda axis_resources: <the step of 2 arguments>" in str(caught.value)
     assert len(own_frames(caught.value)) <= 1 and caught.value.__cause__ is None
 
 
@@ -321,7 +363,10 @@ def test_a_step_that_is_no_maker_gets_one_line(mesh22):
         ({"mesh": "x"}, "The argument mesh of search should be a mesh, .* but got 'x'"),
         ({"fixed": "i"}, "The argument fixed of search should be a mapping"),
         ({"memory": "1GB"}, "The argument memory of search should be a number"),
-        ({"memory": float("nan")}, "The argument memory of search should be a number of bytes, but got nan"),
+        (
+            {"memory": float("nan")},
+            "The argument memory of search should be a number of bytes, but got nan",
+        ),
         ({"measure": 1.5}, "The argument measure of search should be a whole number"),
         ({"measure": True}, "The argument measure of search should be a whole number"),
     ],
@@ -346,16 +391,25 @@ def test_an_error_of_make_says_that_search_called_it(mesh22):
     """A step of one argument, in the place of the function that makes it."""
     with pytest.raises(TypeError) as caught:
         search(lambda v: v * 2, *ARGS, mesh=mesh22, fixed={"i": "x"})
-    assert caught.value.__notes__[-1].startswith("search called make({'i': 'x'}), which should return the step")
+    assert caught.value.__notes__[-1].startswith(
+        "search called make({'i': 'x'}), which should return the step"
+    )
 
 
 def test_an_axis_that_is_not_there_cannot_be_pinned(mesh22):
-    with pytest.raises(ValueError, match=r"fixed has resources for axes \{'bacth'\}.*the axes \{'i', 'j', 'k'\}"):
+    with pytest.raises(
+        ValueError, match=r"fixed has resources for axes \{'bacth'\}.*the axes \{'i', 'j', 'k'\}"
+    ):
         search(lambda resources: product({}), *ARGS, mesh=mesh22, fixed={"bacth": "x"})
 
 
 def test_resources_that_the_step_ignores_have_no_facts(mesh22):
-    found = search(lambda resources: product({**resources, "i": "x"}), *ARGS, mesh=mesh22, fixed={"k": (), "j": ()})
+    found = search(
+        lambda resources: product({**resources, "i": "x"}),
+        *ARGS,
+        mesh=mesh22,
+        fixed={"k": (), "j": ()},
+    )
     assert [c.axis_resources["i"] for c in usable(found)] == ["x"]
     assert "gave other resources to the axes {'i'}" in found[-1].refused
 
@@ -366,7 +420,10 @@ def test_a_reason_is_never_an_empty_line(mesh22):
             raise ArithmeticError
         return product(resources) if resources.get("i") != ("x", "y") else {}["lost"]
 
-    reasons = {c.axis_resources.get("i"): c.refused for c in search(make, *ARGS, mesh=mesh22, fixed={"k": (), "j": ()})}
+    reasons = {
+        c.axis_resources.get("i"): c.refused
+        for c in search(make, *ARGS, mesh=mesh22, fixed={"k": (), "j": ()})
+    }
     assert (reasons["x"], reasons["x", "y"]) == ("ArithmeticError()", "'lost'")
 
 
@@ -378,10 +435,15 @@ def test_axes_of_nested_calls_are_searched_and_pinned(mesh22):
 
     found = search(make, shaped(4, 8), mesh=mesh22)
     assert {c.name: c.devices for c in usable(found)}["one device"] == 1
-    assert {frozenset(r.items()) for r in assignments(found)} == {frozenset(r.items()) for r in every_choice("ij")}
+    assert {frozenset(r.items()) for r in assignments(found)} == {
+        frozenset(r.items()) for r in every_choice("ij")
+    }
     (both,) = [c for c in found if {"i": "x", "j": "y"} in (c.axis_resources, *c.alike)]
     assert both.refused is None and both.devices == 4
-    assert all(c.axis_resources["j"] == "y" for c in search(make, shaped(4, 8), mesh=mesh22, fixed={"j": "y"}))
+    assert all(
+        c.axis_resources["j"] == "y"
+        for c in search(make, shaped(4, 8), mesh=mesh22, fixed={"j": "y"})
+    )
 
 
 # ------------------------------------------------------------------------ equal mesh axes
@@ -395,14 +457,22 @@ def test_assignments_that_exchange_equal_mesh_axes_are_one_candidate(mesh22):
     assert by_name["i: x = i: y"].alike == ({**pinned, "i": "y"},)
     assert by_name["one device"].alike == ()
     sizes = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
-    alike = {c.name: c.alike for c in search(product, shaped(8, 8), shaped(8, 6), mesh=sizes, fixed=pinned)}
+    alike = {
+        c.name: c.alike
+        for c in search(product, shaped(8, 8), shaped(8, 6), mesh=sizes, fixed=pinned)
+    }
     assert alike == {"i: x": (), "i: y": (), "one device": (), "i: x+y": ()}
 
 
 OWN = {
-    "an xmap": lambda mesh: xmap(lambda v: lax.psum(v, "i"), ["i", ...], {}, axis_resources={"i": "x"}),
+    "an xmap": lambda mesh: xmap(
+        lambda v: lax.psum(v, "i"), ["i", ...], {}, axis_resources={"i": "x"}
+    ),
     "a shard_map": lambda mesh: jax.shard_map(
-        lambda v: lax.psum(jnp.sum(v, 0), "x"), mesh=mesh.physical_mesh, in_specs=P("x"), out_specs=P()
+        lambda v: lax.psum(jnp.sum(v, 0), "x"),
+        mesh=mesh.physical_mesh,
+        in_specs=P("x"),
+        out_specs=P(),
     ),
 }
 
@@ -421,7 +491,11 @@ def test_a_step_that_treats_equal_mesh_axes_differently_has_candidates_for_each(
     assert [c for c in found if len(parsed_axes(c)) == 1 and c.alike] == []
     with mesh22:
         for c in (c for c in found if c.axis_resources.get("j") in ("x", "y")):
-            each = [t.total for t in plan(make(c.axis_resources), shaped(8, 4)).transfers if t.mesh_axes == ("x",)]
+            each = [
+                t.total
+                for t in plan(make(c.axis_resources), shaped(8, 4)).transfers
+                if t.mesh_axes == ("x",)
+            ]
             assert c.bytes_sent["x"] == sum(each)
 
 

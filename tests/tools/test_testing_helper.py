@@ -55,14 +55,18 @@ def wrong_on_devices(monkeypatch):
 
 @pytest.mark.parametrize("derivatives", [False, True])
 def test_a_right_program_passes(derivatives):
-    checked = testing.check_assignments(centred_mapped(), X, mesh=MESH42, derivatives=derivatives, limit=4)
+    checked = testing.check_assignments(
+        centred_mapped(), X, mesh=MESH42, derivatives=derivatives, limit=4
+    )
     assert len(checked) == 4
     assert all(checked)
 
 
 def test_the_positional_function_may_be_the_reference():
     positional = lambda x: {"rows": x - x.mean(0), "total": x.sum((1, 2))}
-    assert testing.check_assignments(centred_mapped(), X, mesh=MESH42, limit=2, reference=positional)
+    assert testing.check_assignments(
+        centred_mapped(), X, mesh=MESH42, limit=2, reference=positional
+    )
     with pytest.raises(AssertionError, match=r"changes result\['total'\]"):
         twice = lambda x: {"rows": x - x.mean(0), "total": 2 * x.sum((1, 2))}
         testing.check_assignments(centred_mapped(), X, mesh=MESH42, limit=2, reference=twice)
@@ -82,7 +86,15 @@ def test_nothing_is_donated():
 
 def test_values_of_all_kinds_are_compared():
     def fun(key, n, z, h):
-        return jax.random.fold_in(key, 1), n + 1, n > 2, z * 1j, h * 2, jnp.float32(np.nan), -jnp.inf
+        return (
+            jax.random.fold_in(key, 1),
+            n + 1,
+            n > 2,
+            z * 1j,
+            h * 2,
+            jnp.float32(np.nan),
+            -jnp.inf,
+        )
 
     keys = jax.random.split(jax.random.key(0), 8)
     args = keys, np.arange(8) + 2**30, np.ones(8, np.complex64), np.ones(8, jnp.bfloat16)
@@ -103,10 +115,14 @@ def test_a_planted_error_is_found_and_described(wrong_on_devices):
     wrong_on_devices("psum", lambda x: x.at[1].add(0.5))
     f = xmap(lambda x: {"sum": lax.psum(x, "i")}, ROWS, {"sum": {}})
     with pytest.raises(AssertionError) as caught:
-        testing.check_assignments(f, np.ones((8, 3), np.float32), only=[{}, {"i": "y"}], mesh=MESH42)
+        testing.check_assignments(
+            f, np.ones((8, 3), np.float32), only=[{}, {"i": "y"}], mesh=MESH42
+        )
     message = str(caught.value)
     assert "axis_resources={'i': 'y'} on the mesh (x: 4, y: 2) changes result['sum']\n" in message
-    assert "Mismatched elements: 1 / 3" in message and re.search(r"Max absolute difference.*: 0\.5", message)
+    assert "Mismatched elements: 1 / 3" in message and re.search(
+        r"Max absolute difference.*: 0\.5", message
+    )
 
 
 def test_a_planted_error_is_found_by_the_default_choice(wrong_on_devices):
@@ -140,8 +156,14 @@ def test_the_path_of_the_result_is_named():
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        ([lambda x: x, lambda x: x.sum()], r"changes result: float32\[8\] instead of float32\[8, 3\]"),
-        ([lambda x: x, lambda x: x > 0], r"changes result: bool\[8, 3\] instead of float32\[8, 3\]"),
+        (
+            [lambda x: x, lambda x: x.sum()],
+            r"changes result: float32\[8\] instead of float32\[8, 3\]",
+        ),
+        (
+            [lambda x: x, lambda x: x > 0],
+            r"changes result: bool\[8, 3\] instead of float32\[8, 3\]",
+        ),
         ([lambda x: x, lambda x: (x, x)], "changes the structure of the result"),
         ([lambda x: x > 1, lambda x: x > -1], r"(?s)changes result\n.*Mismatched elements"),
         ([lambda x: x, lambda x: x / 0], r"(?s)changes result\n.*inf"),
@@ -162,7 +184,9 @@ def test_an_error_under_an_assignment_is_a_difference(wrong_on_devices):
 
     wrong_on_devices("psum", fail)
     f = xmap(lambda x: lax.psum(x, "i"), ROWS, {})
-    with pytest.raises(AssertionError, match=r"axis_resources=.*'i'.* raises RuntimeError: planted"):
+    with pytest.raises(
+        AssertionError, match=r"axis_resources=.*'i'.* raises RuntimeError: planted"
+    ):
         testing.check_assignments(f, X, mesh=MESH42)
 
 
@@ -180,15 +204,33 @@ def test_tolerances():
 
 def test_all_assignments_of_one_axis():
     options = {"sizes": {"i": 8}, "mesh": {"x": 4, "y": 2}, "limit": None}
-    assert testing.assignments(**options) == [{"i": "x"}, {"i": "y"}, {"i": ("x", "y")}, {"i": ("y", "x")}]
+    assert testing.assignments(**options) == [
+        {"i": "x"},
+        {"i": "y"},
+        {"i": ("x", "y")},
+        {"i": ("y", "x")},
+    ]
     looped = [a["i"] for a in testing.assignments(**options, loops=["i"])]
     after = lambda *mesh_axes: [(*mesh_axes, SerialLoop(2))]
     alone = [SerialLoop(2), SerialLoop(8)]
-    assert looped == [*alone, "x", *after("x"), "y", *after("y"), ("y", SerialLoop(4)), ("x", "y"), ("y", "x")]
+    assert looped == [
+        *alone,
+        "x",
+        *after("x"),
+        "y",
+        *after("y"),
+        ("y", SerialLoop(4)),
+        ("x", "y"),
+        ("y", "x"),
+    ]
 
 
 def entries(assignment):
-    return [e for value in assignment.values() for e in (value if isinstance(value, tuple) else (value,))]
+    return [
+        e
+        for value in assignment.values()
+        for e in (value if isinstance(value, tuple) else (value,))
+    ]
 
 
 def test_assignments_are_valid_distinct_and_complete():
@@ -198,11 +240,16 @@ def test_assignments_are_valid_distinct_and_complete():
     expected = set()
     for choice in itertools.product(orders, repeat=3):
         used = [m for order in choice for m in order]
-        divides = all(size % math.prod(mesh[m] for m in order) == 0 for size, order in zip(sizes.values(), choice))
+        divides = all(
+            size % math.prod(mesh[m] for m in order) == 0
+            for size, order in zip(sizes.values(), choice)
+        )
         if len(set(used)) == len(used) and divides and used:
             expected.add(choice)
     found = testing.assignments(sizes, mesh, limit=None)
-    as_choice = lambda a: tuple(v if isinstance(v, tuple) else (v,) for v in (a.get(n, ()) for n in sizes))
+    as_choice = lambda a: tuple(
+        v if isinstance(v, tuple) else (v,) for v in (a.get(n, ()) for n in sizes)
+    )
     assert {as_choice(a) for a in found} == expected
     assert len(found) == len(expected)
 
@@ -225,12 +272,19 @@ def test_loops_are_tried_where_no_collective_names_the_axis():
     checked = testing.check_assignments(f, X, mesh=MESH42, loops=True, limit=10)
     looped = [a for a in checked if any(isinstance(e, SerialLoop) for e in entries(a))]
     assert looped
-    assert not any(isinstance(e, SerialLoop) for a in looped for e in entries({"i": a.get("i", "x")}))
+    assert not any(
+        isinstance(e, SerialLoop) for a in looped for e in entries({"i": a.get("i", "x")})
+    )
 
 
 def test_mesh_axes_of_xmaps_inside_are_left_to_them():
     def outer(x):
-        return xmap(lambda v: v - lax.pmean(v, ("j", "i")), ["j", ...], ["j", ...], axis_resources={"j": "x"})(x)
+        return xmap(
+            lambda v: v - lax.pmean(v, ("j", "i")),
+            ["j", ...],
+            ["j", ...],
+            axis_resources={"j": "x"},
+        )(x)
 
     checked = testing.check_assignments(xmap(outer, ROWS, ROWS), X, mesh=MESH42)
     assert checked == [{"i": "y"}]
@@ -263,7 +317,9 @@ def test_other_functions_are_refused():
 
 
 def test_what_is_no_mesh_is_refused_without_a_frame_of_the_package():
-    with pytest.raises(TypeError, match="The argument mesh of check_assignments should be a mesh") as caught:
+    with pytest.raises(
+        TypeError, match="The argument mesh of check_assignments should be a mesh"
+    ) as caught:
         testing.check_assignments(xmap(jnp.sin, ROWS, ROWS), X, mesh=MESH42.devices)
     assert {entry.path.name for entry in caught.traceback}.isdisjoint({"testing.py", "mesh.py"})
 

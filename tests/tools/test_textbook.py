@@ -86,7 +86,11 @@ def adam(loss, in_axes):
             gradients = jax.grad(lambda weights: mapped(*weights, x))(weights)
             first = [0.9 * m + 0.1 * g for m, g in zip(first, gradients)]
             second = [0.99 * m + 0.01 * g * g for m, g in zip(second, gradients)]
-            return [w - m / (jnp.sqrt(v) + 1e-8) for w, m, v in zip(weights, first, second)], first, second
+            return (
+                [w - m / (jnp.sqrt(v) + 1e-8) for w, m, v in zip(weights, first, second)],
+                first,
+                second,
+            )
 
         return step
 
@@ -104,7 +108,10 @@ def layers_of(up, down, x):
 
 def gpt(layers, width, tokens):
     """Weights and moments of ``layers`` layers, and the tokens of a batch."""
-    weights = [shaped(layers, width, 4 * width, dtype=f32), shaped(layers, 4 * width, width, dtype=f32)]
+    weights = [
+        shaped(layers, width, 4 * width, dtype=f32),
+        shaped(layers, 4 * width, width, dtype=f32),
+    ]
     return weights, weights, weights, shaped(tokens, width)
 
 
@@ -140,19 +147,37 @@ CASES = {
         *({"batch": ("x", "y"), "part": ("x", "y")}, [{"batch": ("x", "y")}], {}),
     ),
     "sequence parallel": (
-        inference(attention_layer, (*[["heads", ...]] * 4, ["query", ...], ["key", ...]), ["query", ...]),
-        (*[shaped(1, 1024, 128)] * 3, shaped(1, 128, 1024), shaped(32768, 1024), shaped(32768, 1024)),
+        inference(
+            attention_layer, (*[["heads", ...]] * 4, ["query", ...], ["key", ...]), ["query", ...]
+        ),
+        (
+            *[shaped(1, 1024, 128)] * 3,
+            shaped(1, 128, 1024),
+            shaped(32768, 1024),
+            shaped(32768, 1024),
+        ),
         *(NODE, {"query": "x"}, [{"key": "x"}], {}),
     ),
     "heads before sequence": (
-        inference(attention_layer, (*[["heads", ...]] * 4, ["query", ...], ["key", ...]), ["query", ...]),
-        (*[shaped(64, 8192, 128)] * 3, shaped(64, 128, 8192), shaped(4096, 8192), shaped(4096, 8192)),
+        inference(
+            attention_layer, (*[["heads", ...]] * 4, ["query", ...], ["key", ...]), ["query", ...]
+        ),
+        (
+            *[shaped(64, 8192, 128)] * 3,
+            shaped(64, 128, 8192),
+            shaped(4096, 8192),
+            shaped(4096, 8192),
+        ),
         *(NODE, {"heads": "x"}, [], {}),
     ),
     "expert parallel": (
         inference(
             experts,
-            (["expert", "inputs", "hidden"], ["expert", "hidden", "outputs"], {0: "expert", 3: "inputs"}),
+            (
+                ["expert", "inputs", "hidden"],
+                ["expert", "hidden", "outputs"],
+                {0: "expert", 3: "inputs"},
+            ),
             {0: "expert", 3: "outputs"},
         ),
         (shaped(64, 4096, 16384), shaped(64, 16384, 4096), shaped(64, 64, 32, 4096)),
@@ -210,7 +235,9 @@ def test_the_state_of_500_billion_parameters_needs_many_devices():
 def test_what_moves_nothing_is_beside_each_other():
     """The attention of a decoder moves nothing, whether its batch or its heads are split."""
     make = inference(
-        decoding, (["batch", "heads", "width"], *[["batch", "heads", "key", "width"]] * 2), ["batch", "heads", "width"]
+        decoding,
+        (["batch", "heads", "width"], *[["batch", "heads", "key", "width"]] * 2),
+        ["batch", "heads", "width"],
     )
     args = shaped(64, 64, 128), *[shaped(64, 64, 4096, 128)] * 2
     found = search(make, *args, mesh=NODE, fixed={"width": (), "key": ()})

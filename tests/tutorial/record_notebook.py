@@ -19,7 +19,9 @@ if __name__ == "__main__":
     os.environ["PYTHONWARNINGS"] = "ignore"
     for path in sys.argv[1:]:
         notebook = nbformat.read(path, as_version=4)
-        nbclient.NotebookClient(notebook, kernel_name="python3", allow_errors=True, timeout=None).execute()
+        nbclient.NotebookClient(
+            notebook, kernel_name="python3", allow_errors=True, timeout=None
+        ).execute()
         for cell in notebook.cells:
             cell.metadata.pop("execution", None)
             if cell.cell_type == "code":

@@ -97,7 +97,9 @@ def test_losses_of_single_examples(assignment, data):
 @under([Assignment({}, None), Assignment({"i": "x"})])
 def test_one_mapping_for_all_arguments_and_results(assignment, rng):
     x, y = normal(rng, 8, 2), normal(rng, 8, 2)
-    result = run(assignment, lambda x, y: {"sum": x + y, "both": (x, y)}, ["i", ...], ["i", ...], x, y)
+    result = run(
+        assignment, lambda x, y: {"sum": x + y, "both": (x, y)}, ["i", ...], ["i", ...], x, y
+    )
     assert_close(result, {"sum": x + y, "both": (x, y)})
 
 
@@ -113,7 +115,9 @@ def test_axes_without_arguments_have_sizes(assignment):
 @under([Assignment({}, None), Assignment({"j": "x"}), Assignment({"i": "y", "j": "x"})])
 def test_sizes_of_other_axes_are_inferred(assignment):
     x = np.arange(6)
-    result = run(assignment, lambda v: v * lax.axis_index("j"), ["i"], ["i", "j"], x, axis_sizes={"j": 4})
+    result = run(
+        assignment, lambda v: v * lax.axis_index("j"), ["i"], ["i", "j"], x, axis_sizes={"j": 4}
+    )
     np.testing.assert_array_equal(result, np.outer(x, np.arange(4)))
 
 
@@ -127,7 +131,9 @@ def test_every_axis_of_the_results_has_to_be_defined():
 
 
 @pytest.mark.parametrize(
-    "entry", ["x", ("x",), ("x", "y"), ("y", "x"), SerialLoop(2), (SerialLoop(2),), ("x", SerialLoop(2))], ids=str
+    "entry",
+    ["x", ("x",), ("x", "y"), ("y", "x"), SerialLoop(2), (SerialLoop(2),), ("x", SerialLoop(2))],
+    ids=str,
 )
 def test_one_or_more_resources_for_an_axis(entry, mesh42, rng):
     x = normal(rng, 16, 3)
@@ -172,7 +178,9 @@ def test_donated_arguments_are_gone(resources, donated, mesh42):
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
 def test_backend(resources, mesh42):
     with mesh42:
-        result = xmap(lambda x: x + 1, ["i"], ["i"], axis_resources=resources, backend="cpu")(np.arange(8))
+        result = xmap(lambda x: x + 1, ["i"], ["i"], axis_resources=resources, backend="cpu")(
+            np.arange(8)
+        )
     np.testing.assert_array_equal(result, np.arange(8) + 1)
     assert {d.platform for d in result.devices()} == {"cpu"}
 

@@ -29,7 +29,13 @@ def recording(fun, seen):
     return body
 
 
-@under([Assignment({}, None), Assignment({"batch": "x", "sequence": "y"}), Assignment({"batch": ("y", "x")})])
+@under(
+    [
+        Assignment({}, None),
+        Assignment({"batch": "x", "sequence": "y"}),
+        Assignment({"batch": ("y", "x")}),
+    ]
+)
 def test_body_sees_positional_dimensions_only(assignment):
     seen = []
     x = np.arange(8 * 5 * 6 * 7, dtype=np.float32).reshape(8, 5, 6, 7)
@@ -52,7 +58,13 @@ def test_positional_program_is_repeated_for_every_named_element(assignment, rng)
     assert_close(result, np.einsum("bij,jsk->sikb", x, y)[:, None] + w[None, :, :, :, None])
 
 
-@under([Assignment({}, None), Assignment({"batch": "x", "sequence": "y"}), Assignment({"batch": ("y", "x")})])
+@under(
+    [
+        Assignment({}, None),
+        Assignment({"batch": "x", "sequence": "y"}),
+        Assignment({"batch": ("y", "x")}),
+    ]
+)
 def test_type_of_an_array_has_two_components(assignment):
     """The annotation of the text: a shape, and a named shape without an order."""
     seen = []
@@ -61,7 +73,13 @@ def test_type_of_an_array_has_two_components(assignment):
         seen.extend([e.named_shape, named_shape(e), named_shape(jnp.ones(3))])
         return e
 
-    run(assignment, body, {0: "batch", 2: "sequence"}, {0: "batch", 2: "sequence"}, np.ones((8, 5, 6, 7)))
+    run(
+        assignment,
+        body,
+        {0: "batch", 2: "sequence"},
+        {0: "batch", 2: "sequence"},
+        np.ones((8, 5, 6, 7)),
+    )
     assert seen[:3] == [{"batch": 8, "sequence": 6}, {"sequence": 6, "batch": 8}, {}]
 
 
@@ -83,7 +101,9 @@ def test_identity_moves_a_dimension(assignment, source, target):
 @under([Assignment({}, None), Assignment({"batch": "x"})])
 def test_dictionary_and_list_spell_the_same_mapping(assignment):
     x = np.arange(40, dtype=np.float32).reshape(8, 5)
-    for in_axes, out_axes in itertools.product([{0: "batch"}, ["batch", ...]], [{1: "batch"}, [None, "batch", ...]]):
+    for in_axes, out_axes in itertools.product(
+        [{0: "batch"}, ["batch", ...]], [{1: "batch"}, [None, "batch", ...]]
+    ):
         np.testing.assert_array_equal(run(assignment, lambda v: v, in_axes, out_axes, x), x.T)
 
 
@@ -103,14 +123,23 @@ def test_one_name_for_two_arguments_of_one_size(assignment):
     np.testing.assert_array_equal(result, np.einsum("i,i->i", x, y))
 
 
-@under([Assignment({}, None), Assignment({}), Assignment({"i": "x"}), Assignment({"i": ("y", "x")})])
+@under(
+    [Assignment({}, None), Assignment({}), Assignment({"i": "x"}), Assignment({"i": ("y", "x")})]
+)
 def test_one_name_for_two_sizes_is_refused(assignment):
     message = (
         r"The size of axis i was previously inferred to be 5, but found an argument of shape \(7,\) with in_axes "
         r"specification \['i', (\.\.\.|Ellipsis)\]\. Shape mismatch occurs in dimension 0: 7 != 5"
     )
     with pytest.raises(ValueError, match=message):
-        run(assignment, lambda x, y: x * y, (["i", ...], ["i", ...]), ["i", ...], jnp.arange(5), jnp.arange(7))
+        run(
+            assignment,
+            lambda x, y: x * y,
+            (["i", ...], ["i", ...]),
+            ["i", ...],
+            jnp.arange(5),
+            jnp.arange(7),
+        )
 
 
 # ----------------------------------------------------- interactions with positional axes
@@ -200,4 +229,8 @@ def test_the_wrapped_function_keeps_its_name():
         return x
 
     mapped = xmap(my_func, {0: "batch"}, {1: "batch"})
-    assert (mapped.__name__, mapped.__doc__, mapped.__wrapped__) == ("my_func", "Does nothing.", my_func)
+    assert (mapped.__name__, mapped.__doc__, mapped.__wrapped__) == (
+        "my_func",
+        "Does nothing.",
+        my_func,
+    )

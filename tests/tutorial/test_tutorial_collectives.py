@@ -18,14 +18,22 @@ SHUFFLES = [REVERSAL, [3, 1, 4, 0, 5, 2, 7, 6], list(range(8))]
 @under(PLACES)
 @pytest.mark.parametrize("permutation", SHUFFLES, ids=str)
 def test_pshuffle(assignment, permutation):
-    result = run(assignment, lambda x: lax.pshuffle(x, "i", permutation), ["i", ...], ["i", ...], np.arange(8) + 10)
+    result = run(
+        assignment,
+        lambda x: lax.pshuffle(x, "i", permutation),
+        ["i", ...],
+        ["i", ...],
+        np.arange(8) + 10,
+    )
     np.testing.assert_array_equal(result, (np.arange(8) + 10)[permutation])
 
 
 @under(two_axes("i", "j", loops=False))
 def test_pshuffle_of_one_of_two_axes(assignment, rng):
     x = normal(rng, 8, 12, 2)
-    result = run(assignment, lambda v: lax.pshuffle(v, "i", REVERSAL), ["i", "j", ...], ["j", "i", ...], x)
+    result = run(
+        assignment, lambda v: lax.pshuffle(v, "i", REVERSAL), ["i", "j", ...], ["j", "i", ...], x
+    )
     np.testing.assert_array_equal(result, x[::-1].swapaxes(0, 1))
 
 

@@ -79,7 +79,13 @@ def named_loss_under(assignment):
     return xmap(named_loss, LOSS_AXES, [...], axis_resources=assignment.resources)
 
 
-@under([*ASSIGNMENTS, Assignment({"batch": SerialLoop(4)}, None), Assignment({"batch": ("x", SerialLoop(2))})])
+@under(
+    [
+        *ASSIGNMENTS,
+        Assignment({"batch": SerialLoop(4)}, None),
+        Assignment({"batch": ("x", SerialLoop(2))}),
+    ]
+)
 def test_predict_equals_numpy(assignment, network):
     *inputs, _ = network
     result = run(assignment, named_predict, PREDICT_AXES, ["batch", "classes", ...], *inputs)
@@ -89,7 +95,9 @@ def test_predict_equals_numpy(assignment, network):
 @under(ASSIGNMENTS)
 def test_loss_and_gradients_equal_the_positional_ones(assignment, network):
     with assignment.scope():
-        value, gradients = jax.value_and_grad(named_loss_under(assignment), argnums=(0, 1, 2))(*network)
+        value, gradients = jax.value_and_grad(named_loss_under(assignment), argnums=(0, 1, 2))(
+            *network
+        )
     assert_close(value, loss_by_numpy(*network))
     assert_close(gradients, jax.grad(positional_loss, argnums=(0, 1, 2))(*network))
 
@@ -160,5 +168,7 @@ def test_loss_is_one_value_known_to_every_device(assignment, network):
 
 
 def test_looping_over_an_axis_that_the_loss_reduces_is_refused(network):
-    with pytest.raises(RuntimeError, match=r"loop resources .* cannot be referenced inside the xmapped computation"):
+    with pytest.raises(
+        RuntimeError, match=r"loop resources .* cannot be referenced inside the xmapped computation"
+    ):
         run(Assignment({"batch": SerialLoop(4)}), named_loss, LOSS_AXES, [...], *network)

@@ -62,14 +62,22 @@ def test_one_function_follows_the_mesh_in_scope(square):
         with mesh(grid(shape), ("x", "y")):
             result = distributed(square, square)
         assert_close(result, np.float64(square) @ square)
-        assert {s.data.shape for s in result.addressable_shards} == {(24 // shape[0], 24 // shape[1])}
+        assert {s.data.shape for s in result.addressable_shards} == {
+            (24 // shape[0], 24 // shape[1])
+        }
 
 
 @pytest.mark.parametrize("resources", [BOTH_MESH, {"left": "y"}, {"right": ("y", "x")}], ids=str)
 def test_a_distributed_matmul_needs_no_communication(resources, square):
     with mesh(grid((2, 4)), ("x", "y")):
         compiled = matmul(axis_resources=resources).lower(square, square).compile().as_text()
-    communication = ["all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"]
+    communication = [
+        "all-reduce",
+        "all-gather",
+        "all-to-all",
+        "collective-permute",
+        "reduce-scatter",
+    ]
     assert [c for c in communication if c in compiled] == []
 
 
@@ -123,7 +131,9 @@ SHARED = [
 ]
 
 
-@under([Assignment({}, None), Assignment({"a": "x"}, (4,)), Assignment({"a": "y", "b": "x"}), *SHARED])
+@under(
+    [Assignment({}, None), Assignment({"a": "x"}, (4,)), Assignment({"a": "y", "b": "x"}), *SHARED]
+)
 def test_names_that_never_meet_share_a_mesh_axis(assignment, rng):
     q, u = normal(rng, 4), normal(rng, 12)
     result = run(assignment, sum_two_args, (["a", ...], ["b", ...]), [...], q, u)
@@ -132,12 +142,22 @@ def test_names_that_never_meet_share_a_mesh_axis(assignment, rng):
 
 @under(SHARED)
 def test_names_that_meet_in_an_argument_are_refused(assignment):
-    with pytest.raises(TypeError, match=r"Axes `a` and `b` are both mapped to the resource `.`, but they coincide"):
-        run(assignment, lambda x: x, ["a", "b", ...], ["a", "b", ...], np.ones((4, 12, 2, 8), np.float32))
+    with pytest.raises(
+        TypeError, match=r"Axes `a` and `b` are both mapped to the resource `.`, but they coincide"
+    ):
+        run(
+            assignment,
+            lambda x: x,
+            ["a", "b", ...],
+            ["a", "b", ...],
+            np.ones((4, 12, 2, 8), np.float32),
+        )
 
 
 @under(SHARED)
 def test_names_that_meet_in_an_operation_are_refused(assignment):
-    message = r"Axes `a` and `b` are both assigned .* the result of add at .*test_tutorial_parallelism"
+    message = (
+        r"Axes `a` and `b` are both assigned .* the result of add at .*test_tutorial_parallelism"
+    )
     with pytest.raises(TypeError, match=message):
         run(assignment, lambda x, y: x + y, (["a"], ["b"]), ["a", "b"], np.ones(4), np.ones(12))

@@ -47,7 +47,9 @@ def on_mesh(fun, in_axes, out_axes, *args, resources=A_ON_X_B_ON_Y, reverse=Fals
 
 def coordinates(reverse=False):
     """Each device's place in the mesh."""
-    return {device: dict(zip("xy", place)) for place, device in np.ndenumerate(grid((2, 3), reverse))}
+    return {
+        device: dict(zip("xy", place)) for place, device in np.ndenumerate(grid((2, 3), reverse))
+    }
 
 
 def chunk(place, size, mesh_axes):
@@ -95,14 +97,20 @@ TYPES = {
 
 
 def names_at(out_axes):
-    return out_axes if isinstance(out_axes, dict) else {k: n for k, n in enumerate(out_axes) if n is not ...}
+    return (
+        out_axes
+        if isinstance(out_axes, dict)
+        else {k: n for k, n in enumerate(out_axes) if n is not ...}
+    )
 
 
 def laid_out(argument, positions, names, out_axes):
     """The argument, whose dimensions are ``names`` and then positions, laid out as ``out_axes`` says."""
     at = names_at(out_axes)
     free = iter(range(len(names), len(names) + len(positions)))
-    return argument.transpose([names.index(at[k]) if k in at else next(free) for k in range(argument.ndim)])
+    return argument.transpose(
+        [names.index(at[k]) if k in at else next(free) for k in range(argument.ndim)]
+    )
 
 
 @pytest.mark.parametrize("case", TYPES)
@@ -131,7 +139,10 @@ def device_program_types(mapped, *args):
         header = mapped.lower(*args).compile().as_text().splitlines()[0]
     layout = re.search(r"entry_computation_layout=\{\((.*?)\)->(.*)\}", header)
     return [
-        [tuple(map(int, filter(None, dims.split(",")))) for dims in re.findall(r"f32\[([\d,]*)\]", part)]
+        [
+            tuple(map(int, filter(None, dims.split(","))))
+            for dims in re.findall(r"f32\[([\d,]*)\]", part)
+        ]
         for part in layout.groups()
     ]
 
@@ -168,7 +179,9 @@ class Sightings:
 
 
 @pytest.mark.parametrize(
-    ("positions", "names"), [((5, 5), ""), ((6,), "a"), ((6,), "b"), ((), "ac"), ((), "ab")], ids=str
+    ("positions", "names"),
+    [((5, 5), ""), ((6,), "a"), ((6,), "b"), ((), "ac"), ((), "ab")],
+    ids=str,
 )
 def test_each_element_is_computed_once_on_each_device_that_holds_it(positions, names):
     """The body runs for all of its elements, each as often as there are copies of its chunk."""
@@ -188,7 +201,12 @@ PROPAGATION = {
     "union": (lambda x, y, z: x + y, ["a", "b"], lambda x, y, z: x[:, None] + y, ("x", "y")),
     "union with nothing": (lambda x, y, z: x * z, ["a"], lambda x, y, z: x * z, ("x",)),
     "sum loses the name": (lambda x, y, z: jnp.sum(x, "a"), [], lambda x, y, z: x.sum(), ()),
-    "psum loses one name": (lambda x, y, z: lax.psum(x + y, "a"), ["b"], lambda x, y, z: x.sum() + 8 * y, ("y",)),
+    "psum loses one name": (
+        lambda x, y, z: lax.psum(x + y, "a"),
+        ["b"],
+        lambda x, y, z: x.sum() + 8 * y,
+        ("y",),
+    ),
     "gathering replicates": (lambda x, y, z: lax.all_gather(x, "a"), [...], lambda x, y, z: x, ()),
     "index has the name": (
         lambda x, y, z: lax.axis_index("b") + x,
@@ -196,7 +214,12 @@ PROPAGATION = {
         lambda x, y, z: x[:, None] + np.arange(12),
         ("x", "y"),
     ),
-    "a name in out_axes only": (lambda x, y, z: y, ["a", "b"], lambda x, y, z: np.tile(y, (8, 1)), ("x", "y")),
+    "a name in out_axes only": (
+        lambda x, y, z: y,
+        ["a", "b"],
+        lambda x, y, z: np.tile(y, (8, 1)),
+        ("x", "y"),
+    ),
     "a constant": (lambda x, y, z: jnp.ones(4), [...], lambda x, y, z: np.ones(4), ()),
 }
 
@@ -231,7 +254,9 @@ ASSIGNMENTS = [
 @pytest.mark.parametrize(("resources", "cuts"), ASSIGNMENTS, ids=str)
 def test_chunks_follow_the_assignment(resources, cuts):
     x = counting(8, 12)
-    assert_held(on_mesh(lambda v: 2 * v, ["a", "b"], ["a", "b"], x, resources=resources), 2 * x, cuts)
+    assert_held(
+        on_mesh(lambda v: 2 * v, ["a", "b"], ["a", "b"], x, resources=resources), 2 * x, cuts
+    )
 
 
 def test_order_of_mesh_axes_is_that_of_the_sharding():
@@ -252,7 +277,9 @@ def test_without_resources_everything_stays_on_one_device(resources):
 
 
 @pytest.mark.parametrize(
-    "spec", [PartitionSpec(), PartitionSpec("x"), PartitionSpec("x", "y"), PartitionSpec(None, ("x", "y"))], ids=str
+    "spec",
+    [PartitionSpec(), PartitionSpec("x"), PartitionSpec("x", "y"), PartitionSpec(None, ("x", "y"))],
+    ids=str,
 )
 def test_arguments_move_to_where_their_names_say(spec):
     x = counting(12, 12)
@@ -267,7 +294,9 @@ def test_two_names_on_one_mesh_axis_are_cut_over_it_both():
     def sum_two_args(x, y):
         return jnp.sum(x, axis="a") + jnp.sum(y, axis="b")
 
-    mapped = xmap(sum_two_args, (["a", ...], ["b", ...]), [...], axis_resources={"a": "x", "b": "x"})
+    mapped = xmap(
+        sum_two_args, (["a", ...], ["b", ...]), [...], axis_resources={"a": "x", "b": "x"}
+    )
     q, u = counting(4), counting(12)
     with Mesh(grid((4,)), ("x",)):
         result = mapped(q, u)

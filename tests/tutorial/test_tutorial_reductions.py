@@ -17,7 +17,11 @@ from xmap_compat import named_shape
 
 IN_AXES = ({0: "x"}, {1: "y"})
 PLACES = two_axes("x", "y", loops=False)
-ORDERS = [axis for axes in ((0, "x", "y"), ("x", "y"), (0, "x"), (0, "y")) for axis in itertools.permutations(axes)]
+ORDERS = [
+    axis
+    for axes in ((0, "x", "y"), ("x", "y"), (0, "x"), (0, "y"))
+    for axis in itertools.permutations(axes)
+]
 
 
 @pytest.fixture
@@ -41,15 +45,21 @@ def named_out(keep):
 
 @under(PLACES)
 def test_broadcast_and_reduce(assignment, operands):
-    result = run(assignment, lambda x, y: jnp.sum(x + y, axis=(0, "x", "y")), IN_AXES, {}, *operands)
+    result = run(
+        assignment, lambda x, y: jnp.sum(x + y, axis=(0, "x", "y")), IN_AXES, {}, *operands
+    )
     assert_close(result, summed(*operands, ""))
 
 
 @pytest.mark.parametrize("axis", ORDERS, ids=str)
-@under([Assignment({}, None), Assignment({"x": "x", "y": "y"}), Assignment({"y": ("y", "x")}, (2, 3))])
+@under(
+    [Assignment({}, None), Assignment({"x": "x", "y": "y"}), Assignment({"y": ("y", "x")}, (2, 3))]
+)
 def test_names_and_positions_mix_in_every_order(assignment, axis, operands):
     keep = letters_kept(axis)
-    result = run(assignment, lambda x, y: jnp.sum(x + y, axis=axis), IN_AXES, named_out(keep), *operands)
+    result = run(
+        assignment, lambda x, y: jnp.sum(x + y, axis=axis), IN_AXES, named_out(keep), *operands
+    )
     assert_close(result, summed(*operands, keep))
 
 
@@ -68,7 +78,9 @@ def test_reducing_in_steps(assignment, steps, operands):
     assert_close(run(assignment, in_steps, IN_AXES, {}, *operands), summed(*operands, ""))
     left = [set("xyn") - {"n" if a == 0 else a for a in steps[: k + 1]} for k in range(3)]
     sizes = {"x": 8, "y": 12}
-    assert seen[:3] == [((5,) if "n" in names else (), {n: sizes[n] for n in names - {"n"}}) for names in left]
+    assert seen[:3] == [
+        ((5,) if "n" in names else (), {n: sizes[n] for n in names - {"n"}}) for names in left
+    ]
 
 
 # ----------------------------------------------------- all reductions, names of several letters
@@ -89,7 +101,9 @@ def by_numpy(table, axis):
 
 
 @under(FEATURE_PLACES)
-@pytest.mark.parametrize(("axis", "kept", "position"), [("out_features", "batch", 1), ("batch", "out_features", 0)])
+@pytest.mark.parametrize(
+    ("axis", "kept", "position"), [("out_features", "batch", 1), ("batch", "out_features", 0)]
+)
 def test_name_of_several_letters(assignment, axis, kept, position, table):
     def body(x):
         return [getattr(jnp, reduction)(x, axis=axis) for reduction in REDUCTIONS]
@@ -98,7 +112,9 @@ def test_name_of_several_letters(assignment, axis, kept, position, table):
 
 
 @under(FEATURE_PLACES[::3])
-@pytest.mark.parametrize(("axis", "kept", "position"), [("out_features", "batch", 1), ("batch", "out_features", 0)])
+@pytest.mark.parametrize(
+    ("axis", "kept", "position"), [("out_features", "batch", 1), ("batch", "out_features", 0)]
+)
 def test_as_a_method_of_the_array(assignment, axis, kept, position, table):
     def body(x):
         by_position = [getattr(x, reduction)(axis) for reduction in REDUCTIONS]
@@ -109,7 +125,9 @@ def test_as_a_method_of_the_array(assignment, axis, kept, position, table):
     assert_close(run(assignment, body, FEATURES, [kept, ...], table), (expected, expected))
 
 
-@pytest.mark.parametrize("resources", [{}, {"ab": "x"}, {"a": "x", "ab": "y"}, {"b": ("y", "x")}], ids=str)
+@pytest.mark.parametrize(
+    "resources", [{}, {"ab": "x"}, {"a": "x", "ab": "y"}, {"b": ("y", "x")}], ids=str
+)
 @pytest.mark.parametrize("axis", ["ab", ("a", "b"), ("b", "ab"), ("ab", 0)], ids=str)
 def test_name_is_not_read_letter_by_letter(resources, axis, rng):
     """Even where each letter is a name of its own."""
@@ -117,7 +135,9 @@ def test_name_is_not_read_letter_by_letter(resources, axis, rng):
     names = ["a", "b", "ab"]
     reduced = axis if isinstance(axis, tuple) else (axis,)
     kept = [n for n in names if n not in reduced]
-    result = run(Assignment(resources), lambda v: jnp.sum(v, axis=axis), [*names, ...], [*kept, ...], x)
+    result = run(
+        Assignment(resources), lambda v: jnp.sum(v, axis=axis), [*names, ...], [*kept, ...], x
+    )
     assert_close(result, x.sum(axis=tuple(3 if a == 0 else names.index(a) for a in reduced)))
 
 
@@ -137,7 +157,12 @@ def test_value_without_the_name_counts_once_for_each_element(assignment):
     """As when a value is broadcast along a position before it is reduced over it."""
 
     def body(x, y):
-        return jnp.sum(y, axis="i"), jnp.mean(y, axis="i"), jnp.max(y, axis="i"), jnp.sum(x + y, axis="i")
+        return (
+            jnp.sum(y, axis="i"),
+            jnp.mean(y, axis="i"),
+            jnp.max(y, axis="i"),
+            jnp.sum(x + y, axis="i"),
+        )
 
     x, y = np.arange(8.0, dtype=np.float32), np.float32(2.5)
     results = run(assignment, body, (["i"], []), [], x, y)
@@ -147,5 +172,7 @@ def test_value_without_the_name_counts_once_for_each_element(assignment):
 @under(one_axis("i", loops=False)[::2])
 def test_keepdims_keeps_positions_only(assignment, rng):
     x = normal(rng, 8, 3, 4)
-    result = run(assignment, lambda v: jnp.sum(v, axis=(1, "i"), keepdims=True), ["i", ...], [...], x)
+    result = run(
+        assignment, lambda v: jnp.sum(v, axis=(1, "i"), keepdims=True), ["i", ...], [...], x
+    )
     assert_close(result, x.sum(axis=(0, 2))[:, None])

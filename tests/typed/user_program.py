@@ -36,7 +36,12 @@ assert_type(f.lower(x), jax.stages.Lowered)
 assert_type(f.trace(jax.ShapeDtypeStruct((3, 2), jnp.float32)), jax.stages.Traced)
 np.testing.assert_allclose(f(x), rows - rows.mean(0))
 
-g = xmap(with_total, in_axes=(["batch", ...], {0: "batch"}), out_axes=(["batch", ...], {}), axis_sizes={"batch": 3})
+g = xmap(
+    with_total,
+    in_axes=(["batch", ...], {0: "batch"}),
+    out_axes=(["batch", ...], {}),
+    axis_sizes={"batch": 3},
+)
 assert_type(g(x, x), tuple[jax.Array, dict[str, jax.Array]])
 np.testing.assert_allclose(g(x, x)[1]["total"], (rows * rows).sum())
 
@@ -88,7 +93,9 @@ def drawn(key: jax.Array) -> jax.Array:
 
 assert drawn(jax.random.key(0)).shape == (3, 2)
 with serial_loop("l", 3):
-    np.testing.assert_allclose(xmap(jnp.sin, ["i", ...], ["i", ...], axis_resources={"i": "l"})(x), np.sin(rows), 1e-6)
+    np.testing.assert_allclose(
+        xmap(jnp.sin, ["i", ...], ["i", ...], axis_resources={"i": "l"})(x), np.sin(rows), 1e-6
+    )
 assert testing.assignments({"i": 3}, {"x": 1}) == [{"i": "x"}]
 version: str = xmap_compat.__version__
 

@@ -30,17 +30,33 @@ PLACEMENTS = [
 ]
 
 CASES = {
-    "tutorial": ("n{batch,keys},{keys,heads}->n{batch,heads}", ["batch n keys", "keys heads"], "batch n heads"),
+    "tutorial": (
+        "n{batch,keys},{keys,heads}->n{batch,heads}",
+        ["batch n keys", "keys heads"],
+        "batch n heads",
+    ),
     "vdot": ("{keys},{keys}->{}", ["keys", "keys"], ""),
     "outer": ("{batch},{heads}->{batch,heads}", ["batch", "heads"], "heads batch"),
-    "batched": ("n{batch,keys},m{batch,keys}->nm{batch}", ["batch keys n", "m batch keys"], "batch n m"),
-    "unmentioned axes broadcast": ("{keys},{keys}->{}", ["batch keys", "keys heads"], "batch heads"),
+    "batched": (
+        "n{batch,keys},m{batch,keys}->nm{batch}",
+        ["batch keys n", "m batch keys"],
+        "batch n m",
+    ),
+    "unmentioned axes broadcast": (
+        "{keys},{keys}->{}",
+        ["batch keys", "keys heads"],
+        "batch heads",
+    ),
     "one operand": ("nm{batch,keys}->m{batch}", ["batch n keys m"], "batch m"),
     "named in one only": ("n{batch,keys},n{batch}->{batch}", ["keys batch n", "batch n"], "batch"),
     "positional and named": ("nm{keys},mq{keys}->nq", ["keys n m", "m q keys"], "n q"),
     "implicit": ("n{batch,keys},{keys}", ["batch n keys", "keys"], "batch n"),
     "diagonal": ("nn{keys},{keys}->n", ["n n keys", "keys"], "n"),
-    "three": ("n{batch,keys},{keys,heads},q{heads}->nq{batch}", ["batch n keys", "keys heads", "heads q"], "batch n q"),
+    "three": (
+        "n{batch,keys},{keys,heads},q{heads}->nq{batch}",
+        ["batch n keys", "keys heads", "heads q"],
+        "batch n q",
+    ),
     "four": (
         "n{batch,keys},{keys,heads},q{heads},m{batch}->nqm",
         ["batch n keys", "keys heads", "heads q", "batch m"],
@@ -84,7 +100,9 @@ def oracle(case):
     _, operands, result = CASES[case]
     names = named_axes([*operands, result])
     letters = lambda text: "".join(capital(d, names) for d in dims(text))
-    return lambda *args: jnp.einsum(",".join(map(letters, operands)) + "->" + letters(result), *args)
+    return lambda *args: jnp.einsum(
+        ",".join(map(letters, operands)) + "->" + letters(result), *args
+    )
 
 
 def spec_of(text):
@@ -139,7 +157,9 @@ def test_restored_names_inside_bodies_are_the_same_functions(rng):
     args = arguments("tutorial", rng)
     expected = oracle("tutorial")(*args)
     for fun in (lambda s, *a: jnp.einsum(s, *a), lambda s, *a: jax.lax.xeinsum(s, *a), xeinsum):
-        np.testing.assert_allclose(named("tutorial", {}, fun)(*args), expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            named("tutorial", {}, fun)(*args), expected, rtol=1e-4, atol=1e-4
+        )
     assert not hasattr(jax.lax, "xeinsum")
     np.testing.assert_allclose(jnp.einsum("ij,j->i", np.eye(2), np.ones(2)), np.ones(2))
 
@@ -155,7 +175,9 @@ def compiled(fun, *args):
     return jax.jit(fun).lower(*args).compile()
 
 
-@pytest.mark.parametrize("resources", [{}, {"keys": "x"}, {"batch": "x", "keys": "y"}, {"keys": ("x", "y")}], ids=str)
+@pytest.mark.parametrize(
+    "resources", [{}, {"keys": "x"}, {"batch": "x", "keys": "y"}, {"keys": ("x", "y")}], ids=str
+)
 @pytest.mark.parametrize("case", ["tutorial", "batched", "vdot"])
 def test_contraction_is_one_dot_and_one_all_reduce(case, resources, mesh, rng):
     args = arguments(case, rng)
@@ -193,7 +215,8 @@ def test_the_path_is_chosen_for_what_a_device_holds(mesh, rng):
         )
         np.testing.assert_allclose(fun(x, y, z), x @ y @ z, rtol=1e-4, atol=1e-3)
         (first, *_) = re.findall(
-            r"stablehlo.dot_general.*-> tensor<([0-9x]+)xf32>", jax.jit(fun).lower(x, y, z).as_text()
+            r"stablehlo.dot_general.*-> tensor<([0-9x]+)xf32>",
+            jax.jit(fun).lower(x, y, z).as_text(),
         )
         return first
 
@@ -202,7 +225,9 @@ def test_the_path_is_chosen_for_what_a_device_holds(mesh, rng):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    "optimize", ["auto", True, False, opt_einsum.RandomGreedy(max_repeats=4)], ids=lambda x: str(x)[:9]
+    "optimize",
+    ["auto", True, False, opt_einsum.RandomGreedy(max_repeats=4)],
+    ids=lambda x: str(x)[:9],
 )
 @pytest.mark.parametrize("resources", [{}, {"keys": "x", "heads": "y"}], ids=str)
 def test_any_strategy_gives_the_same_result(optimize, resources, mesh, rng):
@@ -213,7 +238,9 @@ def test_any_strategy_gives_the_same_result(optimize, resources, mesh, rng):
 
 def _derivative_inside(wrap, resources, args):
     return xmap(
-        lambda x, y, z: wrap(lambda x: einsum("n{batch,keys},{keys,heads},n{batch,heads}->{batch}", x, y, z))(x),
+        lambda x, y, z: wrap(
+            lambda x: einsum("n{batch,keys},{keys,heads},n{batch,heads}->{batch}", x, y, z)
+        )(x),
         (["batch", "keys", ...], ["keys", "heads"], ["batch", "heads", ...]),
         ["batch", "keys", "heads", ...],
         axis_resources=resources,
@@ -225,7 +252,9 @@ INSIDE = [{}, {"keys": "x"}, {"batch": "x", "heads": "y"}, {"heads": "x", "keys"
 
 @pytest.mark.parametrize("resources", INSIDE, ids=str)
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_reverse_derivatives_inside_the_body_are_those_of_one_element(checkpoint, resources, mesh, rng):
+def test_reverse_derivatives_inside_the_body_are_those_of_one_element(
+    checkpoint, resources, mesh, rng
+):
     """A sum over names is not transposed there (as in legacy): to each element its own part of it."""
     x, y, z = (rng.normal(size=s).astype(np.float32) for s in [(8, 16, 3), (16, 4), (8, 4, 3)])
     wrap = (lambda f: jax.grad(jax.checkpoint(f))) if checkpoint else jax.grad
@@ -252,15 +281,21 @@ def test_derivatives_inside_of_dimensions_and_types_that_a_contraction_loses(res
         axis_resources=resources,
     )
     summed_alone = fun(lambda v, w: einsum("n{i},b{i}->b", v, w))(v, w)
-    np.testing.assert_allclose(summed_alone, np.repeat(w.sum(1, keepdims=True), 3, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(
+        summed_alone, np.repeat(w.sum(1, keepdims=True), 3, axis=1), rtol=1e-6
+    )
     # The result is rounded, and the derivative is not.
-    rounded = fun(lambda v, w: pdot(v, w[:3], "i", ((0,), (0,)), preferred_element_type=jnp.bfloat16))(v, w)
+    rounded = fun(
+        lambda v, w: pdot(v, w[:3], "i", ((0,), (0,)), preferred_element_type=jnp.bfloat16)
+    )(v, w)
     np.testing.assert_array_equal(rounded, w[:, :3])
 
 
 def test_the_dots_of_a_derivative_have_the_types_of_jax():
     v = jnp.ones((4, 3), jnp.bfloat16)
-    own = lambda v, w: lax.dot_general(v, w, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    own = lambda v, w: lax.dot_general(
+        v, w, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+    )
     over_i = lambda v, w: pdot(v, w, "i", ((0,), (0,)), preferred_element_type=jnp.float32)
     dots = lambda fun: re.findall(r":(\w+)\[[^ ]* = dot_general", str(jax.make_jaxpr(fun)(v, v)))
     mapped = xmap(jax.grad(over_i), (["i", ...], ["i", ...]), ["i", ...])
@@ -304,9 +339,13 @@ def test_truth_values_are_alike_on_every_device(density, resources, mesh, rng):
         terms = positional.split("->")[0].split(",")
         args = [rng.random([{"i": 8, "n": 3, "m": 2}[c] for c in term]) < density for term in terms]
         in_axes = tuple(["i", ...] if "i" in term else [...] for term in terms)
-        got = xmap(lambda *a, spec=spec: einsum(spec, *a), in_axes, {}, axis_resources=resources)(*args)
+        got = xmap(lambda *a, spec=spec: einsum(spec, *a), in_axes, {}, axis_resources=resources)(
+            *args
+        )
         assert got.dtype == bool
-        np.testing.assert_array_equal(got, np.einsum(positional, *(a.astype(int) for a in args)) > 0, err_msg=spec)
+        np.testing.assert_array_equal(
+            got, np.einsum(positional, *(a.astype(int) for a in args)) > 0, err_msg=spec
+        )
 
 
 @pytest.mark.sampled
@@ -322,7 +361,11 @@ def test_a_narrower_preferred_type_rounds_once(of, resources, mesh):
         "three": lambda x, **kw: einsum("{i},{i},n->", x, jnp.sign(x) ** 2, jnp.ones(1), **kw),
     }
     x = np.array([256.5, -256] * 4, np.float32)
-    for dtype, values, expected in ((jnp.bfloat16, x, 2.0), (jnp.int32, x / 512, 0), (jnp.int32, np.abs(x) / 512, 4)):
+    for dtype, values, expected in (
+        (jnp.bfloat16, x, 2.0),
+        (jnp.int32, x / 512, 0),
+        (jnp.int32, np.abs(x) / 512, 4),
+    ):
         fun = lambda v, dtype=dtype: calls[of](v, preferred_element_type=dtype)
         got = xmap(fun, ["i"], {}, axis_resources=resources)(values)
         assert (got.dtype, float(got)) == (dtype, expected)
@@ -345,11 +388,15 @@ def test_dimensions_that_no_dot_sums_are_summed_in_the_preferred_type(resources,
 
 
 def test_sums_of_other_element_types():
-    integers = jax.vmap(lambda v: pdot(jnp.int8(1), jnp.int8(1), "i") + v, axis_name="i")(jnp.zeros(300, jnp.int8))
+    integers = jax.vmap(lambda v: pdot(jnp.int8(1), jnp.int8(1), "i") + v, axis_name="i")(
+        jnp.zeros(300, jnp.int8)
+    )
     np.testing.assert_array_equal(integers, np.full(300, np.int8(300 - 256)))
     z = (np.arange(8) + 1j).astype(np.complex64)
     with pytest.warns(np.exceptions.ComplexWarning):
-        real = xmap(lambda a: einsum("{i},n->", a, z, preferred_element_type=jnp.float32), ["i"], {})(z)
+        real = xmap(
+            lambda a: einsum("{i},n->", a, z, preferred_element_type=jnp.float32), ["i"], {}
+        )(z)
     np.testing.assert_allclose(real, (z.sum() ** 2).real)
 
 
@@ -364,10 +411,16 @@ MANUAL = [
     ),
     (
         "vmap",
-        lambda u, v: jax.vmap(lambda a, b: einsum("{i,x},{i,x}->", a, b), out_axes=None, axis_name="i")(u, v),
+        lambda u, v: jax.vmap(
+            lambda a, b: einsum("{i,x},{i,x}->", a, b), out_axes=None, axis_name="i"
+        )(u, v),
         lambda u, v: u @ v,
     ),
-    ("truth", lambda u, v: einsum("n{x},n{x}->", u > 7, v > 0) * 1.0, lambda u, v: ((u > 7) & (v > 0)).any() * 1.0),
+    (
+        "truth",
+        lambda u, v: einsum("n{x},n{x}->", u > 7, v > 0) * 1.0,
+        lambda u, v: ((u > 7) & (v > 0)).any() * 1.0,
+    ),
 ]
 
 
@@ -379,7 +432,9 @@ def test_braces_name_the_axes_of_a_shard_map(fun, oracle, jit, mesh):
     mapped = jax.shard_map(fun, mesh=mesh.physical_mesh, in_specs=(P("x"), P("x")), out_specs=P())
     mapped = jax.jit(mapped) if jit else mapped
     np.testing.assert_allclose(mapped(u, v), oracle(u, v), rtol=1e-5)
-    np.testing.assert_allclose(jax.grad(mapped)(u, v), jax.grad(oracle)(jnp.asarray(u), v), rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.grad(mapped)(u, v), jax.grad(oracle)(jnp.asarray(u), v), rtol=1e-5
+    )
 
 
 def test_an_axis_of_a_shard_map_that_an_operand_skips(mesh):
@@ -396,7 +451,9 @@ def test_an_axis_of_a_shard_map_that_an_operand_skips(mesh):
     "around",
     [
         lambda f: xmap(xmap(f, (["i"], ["i"]), {}), (["b", ...], ["b", ...]), ["b"]),
-        lambda f: xmap(xmap(f, (["i"], ["i"]), {}, axis_resources={"i": "x"}), (["b", ...], ["b", ...]), ["b"]),
+        lambda f: xmap(
+            xmap(f, (["i"], ["i"]), {}, axis_resources={"i": "x"}), (["b", ...], ["b", ...]), ["b"]
+        ),
         lambda f: xmap(
             xmap(f, (["i"], ["i"]), {}, axis_resources={"i": "x"}),
             (["b", ...], ["b", ...]),
@@ -412,7 +469,9 @@ def test_a_skipped_axis_is_found_across_nested_maps(around, mesh, rng):
     x = rng.normal(size=(4, 8)).astype(np.float32)
     named = around(lambda a, c: einsum("{i,b},{i,b}->{b}", a, c))
     np.testing.assert_allclose(named(x, x), (x * x).sum(1), rtol=1e-5)
-    with pytest.raises(TypeError, match=r"mentions the named axis `b` in operand 0 .* and skips it in operand 1"):
+    with pytest.raises(
+        TypeError, match=r"mentions the named axis `b` in operand 0 .* and skips it in operand 1"
+    ):
         around(lambda a, c: einsum("{i,b},{i}->{b}", a, c))(x, x)
 
 
@@ -455,7 +514,8 @@ def test_a_backward_rule_may_sum_its_cotangent_by_a_contraction(contract, resour
         return lax.psum(v, "i") * w
 
     weighted.defvjp(
-        lambda v, w: (weighted(v, w), (v, w)), lambda saved, ct: (total(ct) * saved[1], ct * lax.psum(saved[0], "i"))
+        lambda v, w: (weighted(v, w), (v, w)),
+        lambda saved, ct: (total(ct) * saved[1], ct * lax.psum(saved[0], "i")),
     )
     x = np.arange(8, dtype=np.float32)
     dv, dw = jax.grad(xmap(weighted, (["i"], {}), {}, axis_resources=resources), (0, 1))(x, 2.0)
@@ -475,6 +535,9 @@ def test_braces_name_the_axes_of_any_vmap(wrap, rng):
     np.testing.assert_allclose(wrap(total)(x, y), np.full((3, 4), expected), rtol=1e-4)
     skipped = over(lambda a, b: einsum("n{i},n->{i}", a, b + a))
     with pytest.raises(
-        TypeError, match=re.escape("mentions the named axis `i` in operand 0 ('n{i}') and skips it in operand 1")
+        TypeError,
+        match=re.escape(
+            "mentions the named axis `i` in operand 0 ('n{i}') and skips it in operand 1"
+        ),
     ):
         wrap(skipped)(x, y)

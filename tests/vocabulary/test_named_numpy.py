@@ -45,7 +45,10 @@ def test_rolls_equal_numpy(resources, x, mesh42):
 
 # ``(x, axis) -> result`` with the functions of ``f``: of jax.numpy for whole arrays, of ours in a body.
 AS_JAX = {
-    **{name: lambda f, x, axis, name=name: getattr(f, name)(x, axis) for name in ["median", "nanmax", "nanmin"]},
+    **{
+        name: lambda f, x, axis, name=name: getattr(f, name)(x, axis)
+        for name in ["median", "nanmax", "nanmin"]
+    },
     **{
         f"{name} of gaps": lambda f, x, axis, name=name, sign=sign: getattr(f, name)(
             jnp.where(x * sign > 0, x, jnp.nan), axis
@@ -53,7 +56,9 @@ AS_JAX = {
         for name, sign in [("nanmax", -1), ("nanmin", 1)]
     },
     **{
-        f"quantiles, {method}": lambda f, x, axis, method=method: f.quantile(x, QUANTILES, axis, method=method)
+        f"quantiles, {method}": lambda f, x, axis, method=method: f.quantile(
+            x, QUANTILES, axis, method=method
+        )
         for method in ["linear", "lower", "higher", "midpoint", "nearest"]
     },
     **{
@@ -71,7 +76,9 @@ OVER_ONE_AXIS = re.compile("norm [^N]|median|quantiles")
 def values_and_gradient(calls, x):
     """Results, and the gradient of a sum of sines of each."""
     loss = lambda call: lambda v: sum(jnp.sum(jnp.sin(r)) for r in jax.tree.leaves(call(v)))
-    return jax.jit(lambda v: {name: (call(v), jax.grad(loss(call))(v)) for name, call in calls.items()})(x)
+    return jax.jit(
+        lambda v: {name: (call(v), jax.grad(loss(call))(v)) for name, call in calls.items()}
+    )(x)
 
 
 def ties_and_zeros():
@@ -107,7 +114,9 @@ SPLIT_OVER_TWO = {"k": ("y", "x")}
     ],
     ids=str,
 )
-def test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros(axis, dims, resources, mesh42):
+def test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros(
+    axis, dims, resources, mesh42
+):
     x, cases = ties_and_zeros(), as_jax_over(dims)
     named = {
         name: xmap(
@@ -128,21 +137,32 @@ def test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros(axis, d
 
 def test_a_norm_without_ord_is_that_of_all_elements_over_any_number_of_axes(x, rng, mesh42):
     over_all = lambda keepdims: xmap(
-        lambda v: xnp.norm(v, axis=("k", 0, "b"), keepdims=keepdims), IN, [...], axis_resources={"k": "x", "b": "y"}
+        lambda v: xnp.norm(v, axis=("k", 0, "b"), keepdims=keepdims),
+        IN,
+        [...],
+        axis_resources={"k": "x", "b": "y"},
     )
     cotangent = rng.normal()
     with mesh42:
         np.testing.assert_allclose(over_all(keepdims=True)(x), [np.linalg.norm(x)], rtol=1e-5)
         norm, pull = jax.vjp(over_all(keepdims=False), x)
-        np.testing.assert_allclose(pull(jnp.float32(cotangent))[0], cotangent * x / norm, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            pull(jnp.float32(cotangent))[0], cotangent * x / norm, rtol=1e-4, atol=1e-6
+        )
 
 
 def test_weights_are_those_of_the_elements_or_one_for_each_element_of_the_axis(x, rng):
     of_k, of_all = rng.uniform(1, 2, 16), rng.uniform(1, 2, (8, 3, 16))
-    average = lambda axis, names: xmap(lambda v, w: xnp.average(v, axis, weights=w), (IN, names), {0: "b"})
+    average = lambda axis, names: xmap(
+        lambda v, w: xnp.average(v, axis, weights=w), (IN, names), {0: "b"}
+    )
     np.testing.assert_allclose(average("k", {0: "k"})(x, of_k), np.average(x, 2, of_k), rtol=1e-4)
-    np.testing.assert_allclose(average(("k", 0), IN)(x, of_all), np.average(x, (1, 2), of_all), rtol=1e-4)
-    with pytest.raises(TypeError, match=re.escape("weights along a named axis should be (3,), but got (16,)")):
+    np.testing.assert_allclose(
+        average(("k", 0), IN)(x, of_all), np.average(x, (1, 2), of_all), rtol=1e-4
+    )
+    with pytest.raises(
+        TypeError, match=re.escape("weights along a named axis should be (3,), but got (16,)")
+    ):
         average("k", {})(x, of_k)
 
 
@@ -169,8 +189,18 @@ def test_an_axis_without_resources_is_not_copied_to_be_reduced(x):
 
 def test_a_split_axis_is_gathered_once_and_rolled_by_what_crosses(x, mesh42):
     with mesh42:
-        gathered = xmap(lambda v: xnp.sort(v, "k"), IN, IN, axis_resources={"k": "x"}).lower(x).compile().as_text()
-        rolled = xmap(lambda v: xnp.roll(v, 1, "k"), IN, IN, axis_resources={"k": "x"}).lower(x).compile().as_text()
+        gathered = (
+            xmap(lambda v: xnp.sort(v, "k"), IN, IN, axis_resources={"k": "x"})
+            .lower(x)
+            .compile()
+            .as_text()
+        )
+        rolled = (
+            xmap(lambda v: xnp.roll(v, 1, "k"), IN, IN, axis_resources={"k": "x"})
+            .lower(x)
+            .compile()
+            .as_text()
+        )
     assert len(re.findall(r" all-gather\(", gathered)) == 1 and "all-to-all" not in gathered
     assert "all-gather" not in rolled
     # One slab of 8 x 3 elements leaves each device.
@@ -206,7 +236,9 @@ ARGUMENTS = {
 }
 #: They have another first argument, or read no axis of what has one positional dimension; one_hot is in the matrix.
 OTHERS = r"apply_along_axis|compress|geomspace|lexsort|linspace|logspace|one_hot|put_along_axis|rot90|top_k"
-FUNCTIONS = {name: f for name, f in functions_with_an_axis() if not re.search(rf"\.({OTHERS})$", name)}
+FUNCTIONS = {
+    name: f for name, f in functions_with_an_axis() if not re.search(rf"\.({OTHERS})$", name)
+}
 KEEP_THE_AXIS = ("log_softmax", "softmax", "standardize")
 
 
@@ -215,11 +247,16 @@ def note_on(call, x, out_axes):
     try:
         xmap(call, ["i", ...], out_axes).eval_shape(x)
     except (NotImplementedError, TypeError, ValueError) as error:
-        return next((note for note in error.__notes__ if "takes no axis names" in note), "an error without a note")
+        return next(
+            (note for note in error.__notes__ if "takes no axis names" in note),
+            "an error without a note",
+        )
     return None
 
 
-@pytest.mark.parametrize(("axis", "dims"), [("i", 0), (("i", 0), (0, 1))], ids=["a name", "a name and a position"])
+@pytest.mark.parametrize(
+    ("axis", "dims"), [("i", 0), (("i", 0), (0, 1))], ids=["a name", "a name and a position"]
+)
 def test_every_function_of_jax_takes_a_name_or_the_note_says_what_to_call(axis, dims):
     x = np.arange(24, dtype=np.float32).reshape(8, 3) % 5
     calls, out_axes = {}, {}
@@ -237,14 +274,18 @@ def test_every_function_of_jax_takes_a_name_or_the_note_says_what_to_call(axis, 
     working = {path.split(".")[-1] for path in calls}
     assert working <= notes.TAKE_NAMES.keys()
     assert {"sum", "max", "var", "nansum", "logsumexp", "softmax", "vector_norm"} <= working
-    results = xmap(lambda v: {path: call(v, axis) for path, call in calls.items()}, ["i", ...], out_axes)(x)
+    results = xmap(
+        lambda v: {path: call(v, axis) for path, call in calls.items()}, ["i", ...], out_axes
+    )(x)
     expected = jax.jit(lambda v: {path: call(v, dims) for path, call in calls.items()})(x)
     for path, result in results.items():
         close = functools.partial(np.testing.assert_allclose, rtol=1e-5, err_msg=path)
         jax.tree.map(close, result, expected[path])
 
 
-@pytest.mark.parametrize("name", sorted({*dir(jax.Array)} & notes.NAMED_FUNCTIONS - notes.TAKE_NAMES.keys()))
+@pytest.mark.parametrize(
+    "name", sorted({*dir(jax.Array)} & notes.NAMED_FUNCTIONS - notes.TAKE_NAMES.keys())
+)
 @pytest.mark.parametrize("axis", ["i", ("i", 0), [0, "i"]], ids=str)
 def test_every_method_of_arrays_that_takes_no_names_says_what_to_call(name, axis):
     call = lambda v: getattr(v, name)(*ARGUMENTS.get(name, ()), axis=axis)
@@ -256,7 +297,9 @@ def test_every_method_of_arrays_that_takes_no_names_says_what_to_call(name, axis
 def test_any_and_all_of_nothing(resources, mesh42):
     with mesh42:
         for fun, expected in ((xnp.any, np.any(np.zeros(0))), (xnp.all, np.all(np.zeros(0)))):
-            of_nothing = xmap(lambda v, fun=fun: fun(v > 0, "i"), ["i"], {}, axis_resources=resources)
+            of_nothing = xmap(
+                lambda v, fun=fun: fun(v > 0, "i"), ["i"], {}, axis_resources=resources
+            )
             assert bool(of_nothing(np.zeros(0, np.float32))) == expected
 
 
@@ -288,6 +331,8 @@ def test_gradients_inside_are_those_of_the_sum_over_all_elements(name, resources
 
     with mesh42:
         found = xmap(inside, ["k", ...], ["k", ...], axis_resources=resources)(x, c)
-        rows = xmap(shadowed, ["k", ...], ["k", ...], axis_resources=resources)(*(np.stack([v] * 16) for v in (x, c)))
+        rows = xmap(shadowed, ["k", ...], ["k", ...], axis_resources=resources)(
+            *(np.stack([v] * 16) for v in (x, c))
+        )
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(rows, np.stack([expected] * 16), rtol=1e-4, atol=1e-5)

@@ -1,8 +1,8 @@
 """The only package that uses private JAX names or asks for JAX's version, arranged by subject.
 
 Everything else uses public JAX, and this package by the names below; ``tests/core/test_fences.py``
-holds that line.  Each branch on a version names the release that made it necessary, and a test fails when such a
-release is older than the supported floor.
+holds that line.  Each branch on a version names the release that made it necessary, and a test
+fails when such a release is older than the supported floor.
 """
 
 import os
@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, parse_version, warn_if_untested
+from xmap_compat._jax.version import (
+    FLOOR,
+    RELEASE,
+    VERSION,
+    check_release,
+    parse_version,
+    warn_if_untested,
+)
 
 check_release()
 warn_if_untested()

@@ -1,7 +1,8 @@
-"""The one reader of JAX's structured equations: what each holds, by the same names for all releases.
+"""The one reader of JAX's structured equations: what each holds, by the same names for all
+releases.
 
-``read(equation)`` gives one of the frozen values below, or None for an ordinary primitive.  The evaluator, the type
-check and the tools match on these, and do not read JAX's parameters.
+``read(equation)`` gives one of the frozen values below, or None for an ordinary primitive.  The
+evaluator, the type check and the tools match on these, and do not read JAX's parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Call(NamedTuple):
 
     Attributes:
       body: its jaxpr.
-      name: the name of a function that the user jitted; None for a function that JAX itself wraps so.
+      name: the name of a function that the user jitted; None for a function that JAX itself wraps
+      so.
     """
 
     body: Any
@@ -51,7 +53,9 @@ class Scan(NamedTuple):
 
 
 class While(NamedTuple):
-    """``lax.while_loop``: operands are constants of the condition, constants of the body, the carry."""
+    """``lax.while_loop``: operands are constants of the condition, constants of the body, the
+    carry.
+    """
 
     condition: Any
     body: Any
@@ -64,8 +68,8 @@ class Cond(NamedTuple):
 
     Attributes:
       branches: their jaxprs, which all take the other operands.
-      platforms: of ``lax.platform_dependent``, for each branch the platforms that take it (None: all
-        others); else None.
+      platforms: of ``lax.platform_dependent``, for each branch the platforms that take it (None:
+        all others); else None.
     """
 
     branches: tuple[Any, ...]
@@ -77,8 +81,8 @@ class CustomJvp(NamedTuple):
 
     Attributes:
       body: the function.
-      rule: ``(*primals, *tangents) -> [*outs, *out_tangents]``; tangents of arguments may be symbolic zeros
-        if the rule asked for them, and so may tangents of results.
+      rule: ``(*primals, *tangents) -> [*outs, *out_tangents]``; tangents of arguments may be
+        symbolic zeros if the rule asked for them, and so may tangents of results.
       symbolic_zeros: whether the rule asked for symbolic zeros.
     """
 
@@ -93,7 +97,8 @@ class CustomVjp(NamedTuple):
     Attributes:
       body: the function.
       params: the parameters from which :meth:`rules` makes the rules.
-      num_consts: how many of the first operands are not arguments of the function: it closes over them.
+      num_consts: how many of the first operands are not arguments of the function: it closes over
+      them.
       symbolic_zeros: whether the backward rule takes cotangents that are known to be zero.
     """
 
@@ -106,10 +111,10 @@ class CustomVjp(NamedTuple):
         """The user's rules.
 
         Returns:
-          ``fwd(perturbed, *primals) -> [*residuals, *outs]``, where ``perturbed`` tells of each primal whether it is
-          differentiated; ``bwd(*residuals, *cotangents) -> cotangents of the primals``; and
-          ``layout() -> (out_tree, res_tree, forwarded)``, valid once fwd has run: ``forwarded[k]`` is the primal that
-          serves as residual k, or None where fwd returned it.
+          ``fwd(perturbed, *primals) -> [*residuals, *outs]``, where ``perturbed`` tells of each
+          primal whether it is differentiated; ``bwd(*residuals, *cotangents) -> cotangents of the
+          primals``; and ``layout() -> (out_tree, res_tree, forwarded)``, valid once fwd has run:
+          ``forwarded[k]`` is the primal that serves as residual k, or None where fwd returned it.
         """
         bound = bind_params(primitives.custom_vjp_call_p, self.params)
         _, fwd, bwd = bound["subfuns"]
@@ -121,7 +126,9 @@ class CustomVjp(NamedTuple):
         def run_bwd(*args):
             out = bwd.call_wrapped(*args)
             # Since 0.10 the flattened rule may return (cotangents, logs).
-            has_logs = isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], (list, tuple))
+            has_logs = (
+                isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], (list, tuple))
+            )
             return list(map(instantiate_symbolic, out[0] if has_logs else out))
 
         return run_fwd, run_bwd, bound["out_trees"]
@@ -134,7 +141,8 @@ class CustomVmap(NamedTuple):
 
 
 class LinearSolve(NamedTuple):
-    """``lax.custom_linear_solve``: operands are the constants of each of the four functions, then right-hand sides.
+    """``lax.custom_linear_solve``: operands are the constants of each of the four functions, then
+    right-hand sides.
 
     Attributes:
       matvec, vecmat, solve, transpose_solve: jaxprs; those of the transpose may be None.
@@ -149,11 +157,13 @@ class LinearSolve(NamedTuple):
 
 
 class HijaxOperation(NamedTuple):
-    """An operation of ``jax.experimental.hijax`` that holds functions, as ``lax.custom_root`` does since 0.11.2.
+    """An operation of ``jax.experimental.hijax`` that holds functions, as ``lax.custom_root`` does
+    since 0.11.2.
 
     Attributes:
       apply: what it computes, of its operands.
-      rule: its derivative: ``(*primals, *tangents) -> [*outs, *out_tangents]``, where None is a tangent of zero.
+      rule: its derivative: ``(*primals, *tangents) -> [*outs, *out_tangents]``, where None is a
+      tangent of zero.
       bodies: the jaxprs that it holds.
     """
 
@@ -163,9 +173,11 @@ class HijaxOperation(NamedTuple):
 
 
 class Expanded(NamedTuple):
-    """An operation of ``jax.experimental.hijax`` that is evaluated by its definition, derivatives included.
+    """An operation of ``jax.experimental.hijax`` that is evaluated by its definition, derivatives
+    included.
 
-    It is a linear map that holds a function (``tangent_solve`` of a ``lax.custom_root`` is given one), or its results
+    It is a linear map that holds a function (``tangent_solve`` of a ``lax.custom_root`` is given
+    one), or its results
     have no derivative: JAX's batching rule of ``searchsorted`` fails where XLA partitions axes.
     """
 
@@ -219,17 +231,28 @@ def _scan(params):
         num_consts, num_carry = params["num_consts"], params["num_carry"]
     else:
         num_consts, num_carry, _ = map(len, params["ft_in"].unpack())
-    return Scan(params["jaxpr"], num_consts, num_carry, params["length"], params["reverse"], params["unroll"])
+    return Scan(
+        params["jaxpr"],
+        num_consts,
+        num_carry,
+        params["length"],
+        params["reverse"],
+        params["unroll"],
+    )
 
 
 def _custom_jvp(params):
     _, jvp = bind_params(primitives.custom_jvp_call_p, params)["subfuns"]
-    return CustomJvp(params["call_jaxpr"], lambda *args: list(jvp.call_wrapped(*args)), params["symbolic_zeros"])
+    return CustomJvp(
+        params["call_jaxpr"], lambda *args: list(jvp.call_wrapped(*args)), params["symbolic_zeros"]
+    )
 
 
 def _linear_solve(params):
     jaxprs = params["jaxprs"]
-    return LinearSolve(jaxprs.matvec, jaxprs.vecmat, jaxprs.solve, jaxprs.transpose_solve, params["const_lengths"])
+    return LinearSolve(
+        jaxprs.matvec, jaxprs.vecmat, jaxprs.solve, jaxprs.transpose_solve, params["const_lengths"]
+    )
 
 
 def _operation(params):

@@ -14,7 +14,8 @@ from xmap_compat._jax.jaxprs import Literal, input_vars, open_jaxpr
 
 
 def inline_calls(jaxpr: Any, kept: Container[Any]) -> Any:
-    """An open jaxpr in which the equations of jitted functions, under variables of their own, replace their calls.
+    """An open jaxpr in which the equations of jitted functions, under variables of their own,
+    replace their calls.
 
     Calls of the jaxprs in ``kept`` stay.
     """

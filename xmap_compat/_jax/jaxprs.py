@@ -23,7 +23,9 @@ HiPrim: Any = getattr(hijax, "HiPrim") if VERSION >= (0, 11, 2) else ()  # noqa:
 
 # Objects that have no public name are taken from a program that has them.
 _sample_collective = lambda x: jax.lax.pbroadcast(jax.lax.psum_scatter(x, "i", tiled=True), "i", 0)  # noqa: E731
-_sample = jax.make_jaxpr(_sample_collective, axis_env=[("i", 1)])(jax.ShapeDtypeStruct((1,), "float32"))
+_sample = jax.make_jaxpr(_sample_collective, axis_env=[("i", 1)])(
+    jax.ShapeDtypeStruct((1,), "float32")
+)
 reduce_scatter_p, pbroadcast_p = (eqn.primitive for eqn in _sample.eqns)
 NamedAxisEffect: Any = type(next(iter(_sample.effects)))
 
@@ -64,7 +66,8 @@ def subjaxprs(params: Any) -> Iterator[Any]:
 
 
 def walk(held: Any, once: bool = False) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The equations of a jaxpr and of those in it, in order, each with the equations around it, outermost first.
+    """The equations of a jaxpr and of those in it, in order, each with the equations around it,
+    outermost first.
 
     Args:
       held: a jaxpr, or the parameters of an equation, which may hold some.
@@ -84,13 +87,16 @@ def _walk(held, around, entered):
 
 
 def without_dead_code(jaxpr: Any) -> Any:
-    """A jaxpr without the equations that no result needs, and that have no effect; it takes the same inputs."""
+    """A jaxpr without the equations that no result needs, and that have no effect; it takes the
+    same inputs.
+    """
     body, _ = open_jaxpr(jaxpr)
     return partial_eval.dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)[0]
 
 
 def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) -> Any:
-    """A closed jaxpr that passes values on, instead of writing them to the references (``jax.new_ref``) that it makes.
+    """A closed jaxpr that passes values on, instead of writing them to the references
+    (``jax.new_ref``) that it makes.
 
     Returns None if it uses references that were made elsewhere, or if this JAX cannot do it.
     """
@@ -112,7 +118,9 @@ def _uses_references(walked):
     """Whether an equation uses references, other than those within a kernel of Pallas."""
     eqn, around = walked
     in_kernel = any(outer.primitive.name == "pallas_call" for outer in around)
-    return not in_kernel and any(isinstance(v.aval, jax.ref.AbstractRef) for v in (*eqn.invars, *eqn.outvars))
+    return not in_kernel and any(
+        isinstance(v.aval, jax.ref.AbstractRef) for v in (*eqn.invars, *eqn.outvars)
+    )
 
 
 def is_reference(x: Any) -> bool:
@@ -121,7 +129,9 @@ def is_reference(x: Any) -> bool:
 
 
 def bind_params(primitive: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that bind an equation's primitive: ``subfuns``, if it holds functions, and the others."""
+    """The parameters that bind an equation's primitive: ``subfuns``, if it holds functions, and the
+    others.
+    """
     bound = primitive.get_bind_params(dict(params))
     if VERSION >= (0, 9, 2):
         return bound

@@ -18,11 +18,14 @@ from xmap_compat._jax.version import VERSION
 def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
     """An equation's primitive and parameters, fit for evaluation inside our typed ``shard_map``.
 
-    Shardings that were recorded outside have no meaning there.  Operations that carry the types of their results must
-    declare the mesh axes over which these vary.  JAX (as of 0.12) interprets Pallas kernels with loops that do not
-    type-check there, nor would they in a ``shard_map`` written by hand with ``check_vma=True``.
+    Shardings that were recorded outside have no meaning there.  Operations that carry the types of
+    their results must declare the mesh axes over which these vary.  JAX (as of 0.12) interprets
+    Pallas kernels with loops that do not type-check there, nor would they in a ``shard_map``
+    written by hand with ``check_vma=True``.
     """
-    params: dict[str, Any] = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
+    params: dict[str, Any] = {
+        k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()
+    }
     if eqn.primitive.name == "call_hi_primitive":
         params["_prim"] = _varying_operation(params["_prim"], mesh_axes)
     if eqn.primitive.name == "pallas_call" and not params["interpret"]:
@@ -35,30 +38,45 @@ def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[st
 
 
 def _needs_plain_types(eqn, params, mesh_axes):
-    """Whether an operation's lowering, or its derivative, does not type-check among values that vary over mesh axes."""
+    """Whether an operation's lowering, or its derivative, does not type-check among values that
+    vary over mesh axes.
+    """
     primitive = eqn.primitive
     if primitive.name == "pallas_call":
         return params["interpret"]
     if primitive.name in ("reduce", "cholesky_update", "erf", "erfc"):
-        return bool(mesh_axes)  # the user's computation in the derivative, constants or branches do not vary
+        return bool(
+            mesh_axes
+        )  # the user's computation in the derivative, constants or branches do not vary
     if primitive.name == "regularized_incomplete_beta":
         # Before 0.12 its lowering loops from constants to values that vary.
         return not VERSION >= (0, 12, 0)
-    if eqn.effects or not mesh_axes or not (primitive in ad.primitive_jvps or primitive in ad.primitive_transposes):
+    if (
+        eqn.effects
+        or not mesh_axes
+        or not (primitive in ad.primitive_jvps or primitive in ad.primitive_transposes)
+    ):
         return False
     if primitive not in _FORGETFUL:
-        types, _ = primitive.abstract_eval(*(varying_like(v.aval, mesh_axes) for v in eqn.invars), **params)
+        types, _ = primitive.abstract_eval(
+            *(varying_like(v.aval, mesh_axes) for v in eqn.invars), **params
+        )
         types = types if primitive.multiple_results else [types]
-        _FORGETFUL[primitive] = any(not varying_axes_of(aval).issuperset(mesh_axes) for aval in types)
+        _FORGETFUL[primitive] = any(
+            not varying_axes_of(aval).issuperset(mesh_axes) for aval in types
+        )
     return _FORGETFUL[primitive]
 
 
-# Whether the types of a primitive's results lack the mesh axes of its operands, as those of other libraries do.
+# Whether the types of a primitive's results lack the mesh axes of its operands, as those of other
+# libraries do.
 _FORGETFUL: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def _varying_operation(operation, mesh_axes):
-    """An operation that carries the types of its operands and results (``HiPrim``, since 0.11.2), on varying ones."""
+    """An operation that carries the types of its operands and results (``HiPrim``, since 0.11.2),
+    on varying ones.
+    """
     vary = lambda avals: jax.tree.map(lambda aval: varying_like(aval, mesh_axes), avals)  # noqa: E731
     varying = copy.copy(operation)
     varying.in_avals, varying.out_aval = vary(operation.in_avals), vary(operation.out_aval)

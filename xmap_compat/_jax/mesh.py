@@ -15,7 +15,8 @@ from jax._src.mesh import get_concrete_mesh
 from xmap_compat._jax.nice import optional
 from xmap_compat._jax.patches import Restoration
 
-# The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
+# The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of
+# ``jax.set_mesh``.
 _NOTHING = lambda *args, **kwargs: None  # noqa: E731
 WITHOUT_CONTEXTS: dict[str, Any] = {
     "innermost": lambda: (None, None),
@@ -51,16 +52,20 @@ class _Entered(NamedTuple):
 
 class _EnteredMeshes(threading.local):
     def __init__(self):
-        self.stack: list[_Entered] = [_Entered(None, _EMPTY, _EMPTY.abstract_mesh, None, contextlib.ExitStack())]
+        self.stack: list[_Entered] = [
+            _Entered(None, _EMPTY, _EMPTY.abstract_mesh, None, contextlib.ExitStack())
+        ]
 
 
 _entered_meshes = _EnteredMeshes()
 
 
 def ambient_mesh() -> AnyMesh | None:
-    """The mesh in scope: the one entered last by ``with Mesh`` (also ours), ``jax.set_mesh`` or ``use_abstract_mesh``.
+    """The mesh in scope: the one entered last by ``with Mesh`` (also ours), ``jax.set_mesh`` or
+    ``use_abstract_mesh``.
 
-    A mesh with devices wins over an abstract one of its shape, which stands for it under ``jax.set_mesh`` and in jit.
+    A mesh with devices wins over an abstract one of its shape, which stands for it under
+    ``jax.set_mesh`` and in jit.
     """
     concrete, entered = get_concrete_mesh(), _entered_meshes.stack[-1]
     mesh, outside = entered.mesh, entered.outside
@@ -81,10 +86,11 @@ def _is_innermost(entered):
 
 
 def enter_mesh(mesh: AnyMesh) -> None:
-    """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since 0.10.1).
+    """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since
+    0.10.1).
 
-    Bare PartitionSpecs mean that mesh, as long as JAX has the state that this sets.  The types of the axes of an
-    abstract mesh are not in effect.
+    Bare PartitionSpecs mean that mesh, as long as JAX has the state that this sets.  The types of
+    the axes of an abstract mesh are not in effect.
     """
     _bare_specs_in_jit.enter()
     _push_mesh(mesh)
@@ -114,7 +120,9 @@ def _push_mesh(mesh):
 def _enter(entered):
     stack = _entered_meshes.stack
     stack.append(entered)
-    entered.leave.enter_context(_meshes_in_scope(tuple(e.mesh for e in stack if e.mesh is not None)))
+    entered.leave.enter_context(
+        _meshes_in_scope(tuple(e.mesh for e in stack if e.mesh is not None))
+    )
 
 
 def _pop_mesh():
@@ -127,23 +135,31 @@ def _pop_mesh():
 
 @contextlib.contextmanager
 def context_of(mesh: AnyMesh) -> Iterator[None]:
-    """The context in which a shard_map over ``mesh`` is traced although ``jax.set_mesh`` has set another one."""
+    """The context in which a shard_map over ``mesh`` is traced although ``jax.set_mesh`` has set
+    another one.
+    """
     current = jax.sharding.get_abstract_mesh()
     with jax.sharding.use_abstract_mesh(current if current.empty else mesh.abstract_mesh):
         yield
 
 
 def mesh_to_stage(mesh: AnyMesh) -> AnyMesh:
-    """The mesh that a program over ``mesh`` should hold: without devices if it is that of ``jax.set_mesh``.
+    """The mesh that a program over ``mesh`` should hold: without devices if it is that of
+    ``jax.set_mesh``.
 
-    Only the abstract mesh of the latter is part of jit's cache key, so the program is reused for other devices.
+    Only the abstract mesh of the latter is part of jit's cache key, so the program is reused for
+    other devices.
     """
     return mesh.abstract_mesh if get_concrete_mesh() == mesh else mesh
 
 
 def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any) -> list[Any]:
-    """Reshard values: under Explicit axes, shard_map refuses arguments whose sharding differs from its in_specs."""
-    explicit = {n for n, t in zip(mesh.axis_names, mesh.axis_types) if t == jax.sharding.AxisType.Explicit}
+    """Reshard values: under Explicit axes, shard_map refuses arguments whose sharding differs from
+    its in_specs.
+    """
+    explicit = {
+        n for n, t in zip(mesh.axis_names, mesh.axis_types) if t == jax.sharding.AxisType.Explicit
+    }
     if not explicit:
         return list(values)
     wanted = [jax.sharding.NamedSharding(mesh, _over(spec, explicit)) for spec in specs]
@@ -152,7 +168,9 @@ def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any) -> list[An
 
 def _over(spec, names):
     """A PartitionSpec over some mesh axes only: shard_map places values over the others itself."""
-    return jax.sharding.PartitionSpec(*(tuple(a for a in axes_of_entry(entry) if a in names) or None for entry in spec))
+    return jax.sharding.PartitionSpec(
+        *(tuple(a for a in axes_of_entry(entry) if a in names) or None for entry in spec)
+    )
 
 
 def axes_of_entry(entry: Any) -> tuple[Any, ...]:
@@ -170,9 +188,11 @@ contexts.bare_specs(_bare_specs_in_jit)
 
 
 def restore_mesh_context(restoration: Restoration) -> None:
-    """Restore ``with jax.sharding.Mesh(...)``: without a warning (since 0.10.1), and seen by xmap and bare specs.
+    """Restore ``with jax.sharding.Mesh(...)``: without a warning (since 0.10.1), and seen by xmap
+    and bare specs.
 
-    It sets the same state as JAX's own context, so that a ``with`` block may outlive the restoration.
+    It sets the same state as JAX's own context, so that a ``with`` block may outlive the
+    restoration.
     """
     if contexts.innermost()[0] is None:
         return
@@ -193,7 +213,8 @@ def restore_mesh_context(restoration: Restoration) -> None:
 def assign_mesh(mesh: jax.sharding.Mesh) -> None:
     """Replace this thread's innermost entered mesh by ``mesh``; enter it if there is none.
 
-    The mesh of ``jax.set_mesh`` itself counts as no mesh: a program that saves the environment assigns it back.
+    The mesh of ``jax.set_mesh`` itself counts as no mesh: a program that saves the environment
+    assigns it back.
     """
     entered = _entered_meshes.stack[-1]
     mesh = _EMPTY if mesh is get_concrete_mesh() else mesh
@@ -201,7 +222,11 @@ def assign_mesh(mesh: jax.sharding.Mesh) -> None:
     found_as = contexts.replace(mesh)
     if is_ours or is_base:
         _entered_meshes.stack.pop()
-        _enter(_Entered(mesh, get_concrete_mesh(), jax.sharding.get_abstract_mesh(), found_as, entered.leave))
+        _enter(
+            _Entered(
+                mesh, get_concrete_mesh(), jax.sharding.get_abstract_mesh(), found_as, entered.leave
+            )
+        )
 
 
 def forget_assigned_mesh() -> None:

@@ -15,7 +15,9 @@ from xmap_compat._jax.version import VERSION
 
 
 def reshaped(x: Any, shape: Sequence[int]) -> Any:
-    """``lax.reshape`` that tells JAX how the result is sharded, where Explicit axes shard dimensions that it keeps."""
+    """``lax.reshape`` that tells JAX how the result is sharded, where Explicit axes shard
+    dimensions that it keeps.
+    """
     spec = explicit_spec(x)
     if not any(spec):
         return lax.reshape(x, shape)
@@ -24,11 +26,16 @@ def reshaped(x: Any, shape: Sequence[int]) -> Any:
     if any(spec[front : len(spec) - back]):
         return lax.reshape(x, shape)
     kept = (*spec[:front], *(None,) * (len(shape) - front - back), *spec[len(spec) - back :])
-    return lax.reshape(x, shape, out_sharding=NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*kept)))
+    return lax.reshape(
+        x, shape, out_sharding=NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*kept))
+    )
 
 
 def _agreeing(some, others):
-    return next((k for k, (one, other) in enumerate(zip(some, others)) if one != other), min(len(some), len(others)))
+    return next(
+        (k for k, (one, other) in enumerate(zip(some, others)) if one != other),
+        min(len(some), len(others)),
+    )
 
 
 def gather(x: Any, axes: Sequence[Any], to: str) -> Any:

@@ -35,23 +35,33 @@ def _read_or_remembered(config, name):
 _accepting = Restoration()
 _accepting.attribute(_Config, "update", _update_or_remember)
 _accepting.attribute(_Config, "read", _read_or_remembered)
-_accepting.attribute(_Config, "values", property(lambda config: {**_values.fget(config), **_remembered}))
+_accepting.attribute(
+    _Config, "values", property(lambda config: {**_values.fget(config), **_remembered})
+)
 
 
-def accept_options(restoration: Restoration, defaults: Mapping[str, Any], warnings: Mapping[str, str] = {}) -> None:
-    """Options of ``jax.config`` that this JAX lacks can be set, some with a warning, and read, and change nothing."""
+def accept_options(
+    restoration: Restoration, defaults: Mapping[str, Any], warnings: Mapping[str, str] = {}
+) -> None:
+    """Options of ``jax.config`` that this JAX lacks can be set, some with a warning, and read, and
+    change nothing.
+    """
     for name, default in defaults.items():
         if name in jax.config.values:
             continue
         if name in warnings:
             restoration.entry(_warnings, name, warnings[name])
         restoration.entry(_remembered, name, default)
-        restoration.attribute(_Config, name, property(functools.partial(_read_or_remembered, name=name)))
+        restoration.attribute(
+            _Config, name, property(functools.partial(_read_or_remembered, name=name))
+        )
     restoration.hold(_accepting)
 
 
 def set_for_all_threads(context: Any, value: Any) -> None:
-    """The value of a ``jax.make_user_context`` where no context is entered; before 0.10.1 in this thread only."""
+    """The value of a ``jax.make_user_context`` where no context is entered; before 0.10.1 in this
+    thread only.
+    """
     if VERSION >= (0, 10, 1):
         context.set_global(value)
     else:

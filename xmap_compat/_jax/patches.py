@@ -20,8 +20,8 @@ from xmap_compat._jax.primitives import bind
 class Restoration:
     """Names and rules that modern JAX lacks, present while any thread needs them.
 
-    The first user installs them, and the last one restores exactly what was there.  In other threads they do
-    nothing, except for attributes that JAX does not have.
+    The first user installs them, and the last one restores exactly what was there.  In other
+    threads they do nothing, except for attributes that JAX does not have.
     """
 
     def __init__(self):
@@ -32,7 +32,13 @@ class Restoration:
 
     def attribute(self, module: Any, name: str, value: Any) -> None:
         assert not self._users, "what is in place already stays as it is"
-        self._place(vars(module), name, value, functools.partial(setattr, module), functools.partial(delattr, module))
+        self._place(
+            vars(module),
+            name,
+            value,
+            functools.partial(setattr, module),
+            functools.partial(delattr, module),
+        )
 
     def entry(self, table: dict, key: Any, value: Any) -> None:
         self._place(table, key, value, table.__setitem__, lambda key: table.pop(key, None))
@@ -96,18 +102,25 @@ def restore_named_reductions(restoration: Restoration, is_name: Callable[[Any], 
 def restore_collective_transposes(restoration: Restoration) -> None:
     """Mend two transposes that JAX (to 0.12) gets wrong, for gradients taken inside bodies.
 
-    An untiled ``all_to_all`` with ``split_axis != concat_axis`` (the primitive itself is always tiled;
-    ``lax.all_to_all`` adds and removes a dimension of one element), and ``pbroadcast`` of non-scalars.
+    An untiled ``all_to_all`` with ``split_axis != concat_axis`` (the primitive itself is always
+    tiled; ``lax.all_to_all`` adds and removes a dimension of one element), and ``pbroadcast`` of
+    non-scalars.
     """
 
     def all_to_all(ct, axis_name, split_axis, concat_axis, axis_index_groups, tiled):
-        swapped = {"split_axis": concat_axis, "concat_axis": split_axis, "axis_index_groups": axis_index_groups}
+        swapped = {
+            "split_axis": concat_axis,
+            "concat_axis": split_axis,
+            "axis_index_groups": axis_index_groups,
+        }
         return jax.lax.all_to_all(ct, axis_name, tiled=True, **swapped)
 
     def pbroadcast(ct, axis_name, source):
         total = jax.lax.psum(ct, axis_name)
         return jax.lax.select(
-            jax.lax.full(total.shape, jax.lax.axis_index(axis_name) == source), total, jax.lax.full_like(total, 0)
+            jax.lax.full(total.shape, jax.lax.axis_index(axis_name) == source),
+            total,
+            jax.lax.full_like(total, 0),
         )
 
     for primitive, rule in ((primitives.all_to_all_p, all_to_all), (pbroadcast_p, pbroadcast)):
@@ -119,13 +132,17 @@ _transpose_psum = ad.primitive_transposes[primitives.psum_p]
 
 
 def _sum_then_broadcast(ct, *operands, axes, axis_index_groups):
-    """JAX broadcasts a cotangent along the positional axes of a psum before it sums over the named ones."""
+    """JAX broadcasts a cotangent along the positional axes of a psum before it sums over the named
+    ones.
+    """
     names = tuple(a for a in axes if not isinstance(a, int))
     sums = _transpose_psum(ct, *operands, axes=names, axis_index_groups=axis_index_groups)
     return [
         ad.Zero(x.aval)
         if type(total) is ad.Zero
-        else jax.lax.broadcast_in_dim(total, x.aval.shape, [d for d in range(x.aval.ndim) if d not in axes])
+        else jax.lax.broadcast_in_dim(
+            total, x.aval.shape, [d for d in range(x.aval.ndim) if d not in axes]
+        )
         for total, x in zip(sums, operands)
     ]
 
@@ -137,12 +154,15 @@ def _linear_transpose(rule):
     return transpose
 
 
-def mend_collective_batching(restoration: Restoration, refused: Callable[[str, Any], Exception]) -> None:
+def mend_collective_batching(
+    restoration: Restoration, refused: Callable[[str, Any], Exception]
+) -> None:
     """Mend or refuse what the batching rules of JAX (to 0.12) get wrong, for a vmap inside a body.
 
-    Mended: over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped dimension that follows
-    the scattered one.  Refused: ``all_to_all`` in groups fails; over the vmap's own axis, ``pbroadcast`` fails; over
-    that axis and others, ``ppermute`` forgets it, and ``all_gather`` and ``psum_scatter`` fail.
+    Mended: over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped
+    dimension that follows the scattered one.  Refused: ``all_to_all`` in groups fails; over the
+    vmap's own axis, ``pbroadcast`` fails; over that axis and others, ``ppermute`` forgets it, and
+    ``all_gather`` and ``psum_scatter`` fail.
 
     Args:
       refused: ``(name of the primitive, its axes) -> error``.
@@ -155,7 +175,11 @@ def mend_collective_batching(restoration: Restoration, refused: Callable[[str, A
 
 
 def _batch(primitive, original, refused, axis_data, operands, dims, **params):
-    axes = params["axis_name"] if isinstance(params["axis_name"], (tuple, list)) else (params["axis_name"],)
+    axes = (
+        params["axis_name"]
+        if isinstance(params["axis_name"], (tuple, list))
+        else (params["axis_name"],)
+    )
     (x,), (d,) = operands, dims
     own = axis_data.name in axes
     if primitive is primitives.all_to_all_p:
@@ -171,11 +195,15 @@ def _batch(primitive, original, refused, axis_data, operands, dims, **params):
 
 def _batch_scatter(x, d, *, scatter_dimension, tiled, **params):
     follows = d > scatter_dimension
-    out = reduce_scatter_p.bind(x, scatter_dimension=scatter_dimension + (not follows), tiled=tiled, **params)
+    out = reduce_scatter_p.bind(
+        x, scatter_dimension=scatter_dimension + (not follows), tiled=tiled, **params
+    )
     return out, d - (follows and not tiled)
 
 
-def restore_extremum_gradients(restoration: Restoration, rule: Callable[..., Any], in_body: Callable[[], bool]) -> None:
+def restore_extremum_gradients(
+    restoration: Restoration, rule: Callable[..., Any], in_body: Callable[[], bool]
+) -> None:
     """Give ``pmax`` and ``pmin`` a derivative inside bodies; JAX has none.
 
     ``rule(x, tangent, out, axes=, axis_index_groups=)`` gives the tangent of the extremum ``out``.
@@ -190,6 +218,8 @@ def _extremum_jvp(primitive, rule, in_body):
             raise NotImplementedError(f"Differentiation rule for '{primitive}' not implemented")
         (x,), (t,) = primals, tangents
         (out,) = bind(primitive, [x], params)
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval()) if type(t) is ad.Zero else rule(x, t, out, **params)
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval()) if type(t) is ad.Zero else rule(
+            x, t, out, **params
+        )
 
     return jvp

@@ -20,7 +20,10 @@ import opt_einsum
 from jax.extend import source_info_util
 
 # Frames in these folders and files are not the user's.
-_FOLDERS = [*(os.path.dirname(str(module.__file__)) + os.sep for module in (jax, opt_einsum)), contextlib.__file__]
+_FOLDERS = [
+    *(os.path.dirname(str(module.__file__)) + os.sep for module in (jax, opt_einsum)),
+    contextlib.__file__,
+]
 
 
 def exclude_from_positions(folder: str) -> None:
@@ -33,16 +36,20 @@ def exclude_from_positions(folder: str) -> None:
 @functools.cache
 def is_user_file(name: str) -> bool:
     """Whether the user has written a file, as JAX guesses it for the positions in its programs."""
-    return not name.startswith((*_FOLDERS, sysconfig.get_path("stdlib"), os.path.dirname(os.__file__)))
+    return not name.startswith(
+        (*_FOLDERS, sysconfig.get_path("stdlib"), os.path.dirname(os.__file__))
+    )
 
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 
 def api_boundary(fun: C) -> C:
-    """Let the traceback of what a function raises end in the user's file, as JAX's own functions do.
+    """Let the traceback of what a function raises end in the user's file, as JAX's own functions
+    do.
 
-    In IPython, JAX's functions only mark their frames as hidden, and the last one still shows: here they are removed.
+    In IPython, JAX's functions only mark their frames as hidden, and the last one still shows: here
+    they are removed.
     """
 
     @functools.wraps(fun)
@@ -64,7 +71,9 @@ def api_boundary(fun: C) -> C:
 _boundary = threading.local()
 
 
-def _now_inside(inside: bool) -> bool:  # its own, as a thread-local cannot be pickled with at_boundary
+def _now_inside(
+    inside: bool,
+) -> bool:  # its own, as a thread-local cannot be pickled with at_boundary
     """Set whether this thread is inside of a boundary; returns whether it was."""
     before, _boundary.inside = getattr(_boundary, "inside", False), inside
     return before
@@ -83,7 +92,9 @@ class _Context(type(contextlib.contextmanager(iter)(()))):  # type: ignore[misc]
 
 
 def contextmanager(fun: Callable[..., Any]) -> Any:
-    """``contextlib.contextmanager`` for a function that users call: entering it raises at their line."""
+    """``contextlib.contextmanager`` for a function that users call: entering it raises at their
+    line.
+    """
     return api_boundary(functools.wraps(fun)(lambda *args, **kwargs: _Context(fun, args, kwargs)))
 
 
@@ -97,18 +108,25 @@ def _running() -> tuple[types.FrameType | None, int]:
 
 
 def where_now() -> str:
-    """``file:line (function)`` of the user's code that is running, also from within a function that jit traces."""
+    """``file:line (function)`` of the user's code that is running, also from within a function that
+    jit traces.
+    """
     frame, _ = _running()
     if frame is None:
         return "an unknown place"
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-_NUMPY = os.path.dirname(numpy.__file__) + os.sep  # between a user's line and JAX: it calls methods of JAX's arrays
+_NUMPY = (
+    os.path.dirname(numpy.__file__) + os.sep
+)  # between a user's line and JAX: it calls methods of JAX's arrays
 
 
-def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]], list[types.FrameType]]:
-    """The user's frames that an error passed with their lines, innermost first, and JAX's below these, outermost first.
+def user_frames_of(
+    error: Exception,
+) -> tuple[list[tuple[types.FrameType, int]], list[types.FrameType]]:
+    """The user's frames that an error passed with their lines, innermost first, and JAX's below
+    these, outermost first.
 
     None where this package raised the error.
     """
@@ -133,13 +151,17 @@ def warn_user(text: str) -> None:
 
 
 def equation_context(eqn: Any) -> Any:
-    """A context that gives what is bound in it the name stack and user frame of the original equation."""
+    """A context that gives what is bound in it the name stack and user frame of the original
+    equation.
+    """
     info = eqn.source_info
     name_stack = source_info_util.current_name_stack() + info.name_stack
     return source_info_util.user_context(info.traceback, name_stack=name_stack)
 
 
 def where_in_user_code(*eqns: Any) -> str:
-    """``file:line (function)`` of the user's call that made an equation: the first of them for which it is known."""
+    """``file:line (function)`` of the user's call that made an equation: the first of them for
+    which it is known.
+    """
     found = (source_info_util.summarize(eqn.source_info) for eqn in eqns)
     return next(filter(None, found), "the call of a nested xmap")

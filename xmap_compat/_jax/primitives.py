@@ -19,14 +19,17 @@ Primitive = jex_core.Primitive
 
 
 def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
-    """Bind one primitive on operands as they are, and return its results as a list, even a single one."""
+    """Bind one primitive on operands as they are, and return its results as a list, even a single
+    one.
+    """
     bound = bind_params(primitive, params)
     subfuns = () if VERSION >= (0, 9, 2) else bound.pop("subfuns", ())
     out = primitive.bind(*subfuns, *operands, **bound)
     return list(out) if primitive.multiple_results else [out]
 
 
-# A dimension that a primitive is batched over: its size, and its position in each operand without the outer ones.
+# A dimension that a primitive is batched over: its size, and its position in each operand without
+# the outer ones.
 Level = tuple[int, Sequence[int | None]]
 
 
@@ -59,9 +62,10 @@ def define_named_primitive(
     Args:
       abstract_eval: ``(*operands, **params) -> (shape, dtype)`` on types without named axes.
       bind: binds the primitive, for its derivatives.
-      cotangent: ``(cotangent, index, operands, **params)``: the cotangent of the operand at ``index``, which is
-        given by its type only.
-      batch: ``(operands, dims, name=, **params) -> (result, dim)`` for one vmap, which may bind the axis ``name``.
+      cotangent: ``(cotangent, index, operands, **params)``: the cotangent of the operand at
+        ``index``, which is given by its type only.
+      batch: ``(operands, dims, name=, **params) -> (result, dim)`` for one vmap, which may bind the
+        axis ``name``.
 
     It has no lowering: a collective exists only until its axes are resolved.
     """
@@ -70,15 +74,21 @@ def define_named_primitive(
     def effectful_abstract_eval(*operands, **params):
         for axis in params["axes"]:
             jax.lax.axis_size(axis)
-        shape, dtype = abstract_eval(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands), **params)
-        return jax.core.ShapedArray(shape, dtype), {NamedAxisEffect(axis) for axis in params["axes"]}
+        shape, dtype = abstract_eval(
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands), **params
+        )
+        return jax.core.ShapedArray(shape, dtype), {
+            NamedAxisEffect(axis) for axis in params["axes"]
+        }
 
     primitive.def_effectful_abstract_eval(effectful_abstract_eval)
 
     def jvp(primals, tangents, **params):
         out = primitive.bind(*primals, **params)
         pushed = [
-            bind(*primals[:k], t, *primals[k + 1 :], **params) for k, t in enumerate(tangents) if type(t) is not ad.Zero
+            bind(*primals[:k], t, *primals[k + 1 :], **params)
+            for k, t in enumerate(tangents)
+            if type(t) is not ad.Zero
         ]
         if not pushed:
             return out, ad.Zero(jax.typeof(out).to_tangent_aval())
@@ -104,9 +114,11 @@ def define_named_primitive(
 
 
 def define_cut(name: str, tangent: Callable[..., Any]) -> Any:
-    """A primitive ``(x, mask, **params) -> x`` whose derivative is ``tangent(that of x, mask, **params)``.
+    """A primitive ``(x, mask, **params) -> x`` whose derivative is ``tangent(that of x, mask,
+    **params)``.
 
-    The tangent must be its own transpose.  The dimensions of the mask are the leading ones of x, or have one element.
+    The tangent must be its own transpose.  The dimensions of the mask are the leading ones of x, or
+    have one element.
     """
     primitive = Primitive(name)
     primitive.def_impl(lambda x, mask, **params: x)
@@ -116,14 +128,18 @@ def define_cut(name: str, tangent: Callable[..., Any]) -> Any:
     def jvp(primals, tangents, **params):
         x, mask = primals
         t, _ = tangents
-        return primitive.bind(x, mask, **params), t if type(t) is ad.Zero else tangent(t, mask, **params)
+        return primitive.bind(x, mask, **params), t if type(t) is ad.Zero else tangent(
+            t, mask, **params
+        )
 
     def transpose(ct, x, mask, **params):
         return [ct if type(ct) is ad.Zero else tangent(ct, mask, **params), None]
 
     def batch(operands, positions, **params):
         (size,) = {x.shape[d] for x, d in zip(operands, positions) if d is not None}
-        return primitive.bind(*(batching.bdim_at_front(x, d, size) for x, d in zip(operands, positions)), **params), 0
+        return primitive.bind(
+            *(batching.bdim_at_front(x, d, size) for x, d in zip(operands, positions)), **params
+        ), 0
 
     ad.primitive_jvps[primitive] = jvp
     ad.primitive_transposes[primitive] = transpose
@@ -134,7 +150,8 @@ def define_cut(name: str, tangent: Callable[..., Any]) -> Any:
 def define_device_check(name: str, refuse: Callable[[Any, Any, int], Exception]) -> Any:
     """An identity that is lowered only for as many devices as its mesh has.
 
-    Its parameters ``axes`` and ``sizes`` say which mesh; ``refuse(axes, sizes, devices)`` makes the error for others.
+    Its parameters ``axes`` and ``sizes`` say which mesh; ``refuse(axes, sizes, devices)`` makes the
+    error for others.
     """
     primitive = Primitive(name)
     _define_linear(primitive, primitive, lambda shape, sizes: shape, lambda x, dim: (x, dim))
@@ -156,12 +173,15 @@ def define_dual_primitives(
     batch_dims: tuple[Callable[[Any, int], tuple[Any, int]], Callable[[Any, int], tuple[Any, int]]],
     over_own: tuple[Any, Any] = (None, None),
 ) -> tuple[Any, Any]:
-    """Two linear primitives with parameters ``axes`` and ``sizes``, each the transpose of the other.
+    """Two linear primitives with parameters ``axes`` and ``sizes``, each the transpose of the
+    other.
 
     Args:
       shapes: ``(shape, sizes) -> shape`` of the result.
-      batch_dims: ``(operand, mapped dimension) -> (operand with it moved aside, dimension in the result)``.
-      over_own: ``(operand, mapped dimension or None, size) -> (result, dimension)`` where a vmap binds the only axis.
+      batch_dims: ``(operand, mapped dimension) -> (operand with it moved aside, dimension in the
+      result)``.
+      over_own: ``(operand, mapped dimension or None, size) -> (result, dimension)`` where a vmap
+      binds the only axis.
     """
     first, second = Primitive(names[0]), Primitive(names[1])
     _define_linear(first, second, shapes[0], batch_dims[0], over_own[0])

@@ -22,28 +22,38 @@ _UNCHECKED = jax.sharding.AbstractMesh((1,), ("xmap_compat_unchecked",))
 
 
 def plainly(make: Callable[[], Any]) -> Any:
-    """The result of ``make``, which traces as at top level: without manual or explicit meshes and their checks.
+    """The result of ``make``, which traces as at top level: without manual or explicit meshes and
+    their checks.
 
     A named program must not depend on where it will run; a custom rule of the user is
     traced late, from within a typed ``shard_map``, and must not see that.
     """
     current = jax.sharding.get_abstract_mesh()
-    mesh = current if not current.empty and current.are_all_axes_auto else jax.sharding.AbstractMesh((), ())
+    mesh = (
+        current
+        if not current.empty and current.are_all_axes_auto
+        else jax.sharding.AbstractMesh((), ())
+    )
     results: list[Any] = []
 
     def plain():
         with jax.sharding.use_abstract_mesh(mesh):
             results.append(make())
 
-    # The checks of an enclosing shard_map end within one without checks, which is traced for this purpose only.
-    unchecked = jax.shard_map(plain, mesh=_UNCHECKED, in_specs=(), out_specs=jax.P(), check_vma=False)
+    # The checks of an enclosing shard_map end within one without checks, which is traced for this
+    # purpose only.
+    unchecked = jax.shard_map(
+        plain, mesh=_UNCHECKED, in_specs=(), out_specs=jax.P(), check_vma=False
+    )
     with jax.sharding.use_abstract_mesh(mesh):
         jax.eval_shape(unchecked) if current.manual_axes else plain()
     return results[0]
 
 
 def current_trace() -> Any:
-    """A stand-in for the trace that primitives are bound in now: the same trace has an equal one."""
+    """A stand-in for the trace that primitives are bound in now: the same trace has an equal
+    one.
+    """
     return trace_state.get_opaque_trace_state()
 
 

@@ -27,7 +27,9 @@ def draws_from_rbg(primitive: Any, operands: Sequence[Any]) -> bool:
     """
     if primitive.name == "rng_bit_generator":
         return True
-    if primitive.name not in ("random_bits", "random_fold_in", "random_split") or not is_key(operands[0].data):
+    if primitive.name not in ("random_bits", "random_fold_in", "random_split") or not is_key(
+        operands[0].data
+    ):
         return False
     impl = str(jax.random.key_impl(operands[0].data))
     return "unsafe_rbg" in impl or ("rbg" in impl and primitive.name == "random_bits")
@@ -47,7 +49,9 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
     """Set whether a value promotes like a Python scalar."""
     if jax.typeof(x).weak_type == weak_type:
         return x
-    return primitives.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=weak_type, sharding=None)
+    return primitives.convert_element_type_p.bind(
+        x, new_dtype=x.dtype, weak_type=weak_type, sharding=None
+    )
 
 
 def explicit_spec(x: Any) -> tuple[Any, ...]:
@@ -58,16 +62,22 @@ def explicit_spec(x: Any) -> tuple[Any, ...]:
 
 
 def varying_like(aval: Any, mesh_axes: Iterable[Any]) -> Any:
-    """A type that varies over mesh axes, as values do in a typed ``shard_map`` over the mesh in scope."""
+    """A type that varies over mesh axes, as values do in a typed ``shard_map`` over the mesh in
+    scope.
+    """
     sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())
     varying = frozenset(mesh_axes)
     if VERSION >= (0, 10, 0):
-        return aval.update(sharding=sharding, manual_axis_type=aval.manual_axis_type.update(varying=varying))
+        return aval.update(
+            sharding=sharding, manual_axis_type=aval.manual_axis_type.update(varying=varying)
+        )
     return aval.update(sharding=sharding, vma=varying)
 
 
 def instantiate_symbolic(x: Any) -> Any:
     """A cotangent as an array: zeros for a symbolic zero."""
     if isinstance(x, (ad.Zero, jax.custom_derivatives.SymbolicZero)):
-        return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
+        return (
+            ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
+        )
     return x

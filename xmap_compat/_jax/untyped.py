@@ -1,4 +1,6 @@
-"""Calls of operations whose types or lowerings know no varying mesh axes: they run as outside of a ``shard_map``."""
+"""Calls of operations whose types or lowerings know no varying mesh axes: they run as outside of a
+``shard_map``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from xmap_compat._jax.types import varying_axes_of, varying_like
 
 def jaxpr_of_equation(eqn: Any) -> Any:
     """The closed jaxpr of one equation."""
-    return _plain_jaxpr(lambda *xs: bind(eqn.primitive, xs, eqn.params), [v.aval for v in eqn.invars])
+    return _plain_jaxpr(
+        lambda *xs: bind(eqn.primitive, xs, eqn.params), [v.aval for v in eqn.invars]
+    )
 
 
 def _plain_jaxpr(fun, avals):
@@ -36,7 +40,9 @@ def _untyped_call_types(*avals, jaxpr):
 
 def _lower_untyped_call(ctx, *args, jaxpr):
     lower = mlir.lower_fun(jex_core.jaxpr_as_fun(jaxpr), multiple_results=True)
-    return plainly(lambda: lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args))
+    return plainly(
+        lambda: lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args)
+    )
 
 
 def _untyped_call(fun, *args):
@@ -53,7 +59,11 @@ def _batch_untyped_call(args, dims, *, jaxpr):
 def _jvp_untyped_call(primals, tangents, *, jaxpr):
     """The tangents are a call of their own, which is linear in the tangents of the operands."""
     moving = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
-    inexact = [k for k, aval in enumerate(jaxpr.out_avals) if aval.to_tangent_aval().dtype != jax.dtypes.float0]
+    inexact = [
+        k
+        for k, aval in enumerate(jaxpr.out_avals)
+        if aval.to_tangent_aval().dtype != jax.dtypes.float0
+    ]
 
     def pushed(*args):
         primals, tangents = args[: -len(moving)], args[-len(moving) :]
@@ -61,7 +71,9 @@ def _jvp_untyped_call(primals, tangents, *, jaxpr):
         return jax.jvp(fun, tuple(primals[k] for k in moving), tangents)[1]
 
     outs = untyped_call_p.bind(*primals, jaxpr=jaxpr)
-    out_tangents = dict(zip(inexact, _untyped_call(pushed, *primals, *(tangents[k] for k in moving))))
+    out_tangents = dict(
+        zip(inexact, _untyped_call(pushed, *primals, *(tangents[k] for k in moving)))
+    )
     zeros = (ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs)
     return outs, [out_tangents.get(k, zero) for k, zero in enumerate(zeros)]
 
@@ -81,8 +93,12 @@ def _transpose_untyped_call(cts, *operands, jaxpr):
 
 
 def _call_with(jaxpr, args, where, values):
-    """The results of a jaxpr for its arguments, of which those at the positions ``where`` are replaced."""
-    return jex_core.jaxpr_as_fun(jaxpr)(*{**dict(enumerate(args)), **dict(zip(where, values))}.values())
+    """The results of a jaxpr for its arguments, of which those at the positions ``where`` are
+    replaced.
+    """
+    return jex_core.jaxpr_as_fun(jaxpr)(
+        *{**dict(enumerate(args)), **dict(zip(where, values))}.values()
+    )
 
 
 mlir.register_lowering(untyped_call_p, _lower_untyped_call)

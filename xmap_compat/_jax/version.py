@@ -23,7 +23,9 @@ RELEASE = jax.__version__
 VERSION = parse_version(RELEASE)
 
 # Where questions about the trace are public.
-trace_state: Any = importlib.import_module("jax.extend.core" if VERSION >= (0, 10, 0) else "jax.core")
+trace_state: Any = importlib.import_module(
+    "jax.extend.core" if VERSION >= (0, 10, 0) else "jax.core"
+)
 
 
 def check_release() -> None:
@@ -36,8 +38,12 @@ def check_release() -> None:
 
 
 def warn_if_untested() -> None:
-    """Warn of a JAX that is newer than what was tested; ``XMAP_COMPAT_UNTESTED_JAX=1`` is the switch."""
-    if VERSION[:3] > parse_version(NEWEST_TESTED)[:3] and os.environ.get("XMAP_COMPAT_UNTESTED_JAX", "0") in ("", "0"):
+    """Warn of a JAX that is newer than what was tested; ``XMAP_COMPAT_UNTESTED_JAX=1`` is the
+    switch.
+    """
+    if VERSION[:3] > parse_version(NEWEST_TESTED)[:3] and os.environ.get(
+        "XMAP_COMPAT_UNTESTED_JAX", "0"
+    ) in ("", "0"):
         warnings.warn(
             f"Found jax {RELEASE}; this xmap_compat is tested up to jax {NEWEST_TESTED}. Upgrade xmap_compat, or set "
             "XMAP_COMPAT_UNTESTED_JAX=1 in the environment to turn this warning off",

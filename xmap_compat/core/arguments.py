@@ -30,7 +30,9 @@ class Declaration:
     resources: Resources
     names: tuple[AxisName, ...]
     backend: str | None
-    undeclared: bool = False  # whether results may vary over axes on the mesh that their specs leave out
+    undeclared: bool = (
+        False  # whether results may vary over axes on the mesh that their specs leave out
+    )
 
     def key(self) -> Hashable:
         """A key that is equal for equivalent declarations of one function."""
@@ -68,7 +70,9 @@ class Arguments:
     @property
     def origins(self) -> dict[AxisName, str]:
         """For each axis the first argument that has it."""
-        return {name: path for names, path in [*zip(self.names, self.paths)][::-1] for name in names}
+        return {
+            name: path for names, path in [*zip(self.names, self.paths)][::-1] for name in names
+        }
 
     def types(self) -> Any:
         """The arguments as types with their named dimensions removed."""
@@ -82,7 +86,9 @@ def _positional_type(leaf, spec):
 
 
 def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
-    """Stage 1 of a call: give each argument its spec and infer the axis sizes; raise where they do not fit."""
+    """Stage 1 of a call: give each argument its spec and infer the axis sizes; raise where they do
+    not fit.
+    """
     by_path, tree = jax.tree_util.tree_flatten_with_path(args)
     needed = [name for name in spec_names(declared.in_specs) if name not in declared.sizes]
     if needed and not args:

@@ -18,7 +18,9 @@ from xmap_compat.core.values import Dims, NamedValue, without
 def bind_named(
     view: DeviceView, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
-    """Bind a primitive that knows nothing of names: every result varies over the union of the operands' names."""
+    """Bind a primitive that knows nothing of names: every result varies over the union of the
+    operands' names.
+    """
     names = frozenset().union(*(v.names for v in operands))
     levels = view.local_names(names)
     operands = cast_alike(view, operands)
@@ -36,7 +38,9 @@ def bind_named(
 def bind_per_element(
     view: DeviceView, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
-    """Bind a primitive once for each element of the named axes, in a loop, if its batching rule mixes them or fails."""
+    """Bind a primitive once for each element of the named axes, in a loop, if its batching rule
+    mixes them or fails.
+    """
     names = frozenset().union(*(v.names for v in operands))
     levels = view.local_names(names)
     if not levels:
@@ -50,7 +54,9 @@ def bind_per_element(
 
 
 def _levels(view, operands, names):
-    """The named dimensions to batch over; positions of inner ones are counted after the outer ones are removed."""
+    """The named dimensions to batch over; positions of inner ones are counted after the outer ones
+    are removed.
+    """
     levels = []
     for k, name in enumerate(names):
         left = [without(v.dims, names[:k]) for v in operands]
@@ -65,12 +71,16 @@ def _dims(data, levels) -> Dims:
 
 
 def _typed_result(view, data, dims, names):
-    """Make a result vary over all its names, even where a batching or typing rule found that it need not."""
+    """Make a result vary over all its names, even where a batching or typing rule found that it
+    need not.
+    """
     return cast_to(view, NamedValue(data, dims, names), names)
 
 
 def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedValue) -> NamedValue:
-    """Apply a function of positional arrays to named values, element by element of their named axes."""
+    """Apply a function of positional arrays to named values, element by element of their named
+    axes.
+    """
     names = frozenset().union(*(v.names for v in values))
     levels = view.local_names(names)
     mapped = fun
@@ -81,7 +91,9 @@ def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedVa
 
 
 def dot_dimensions(x: NamedValue, y: NamedValue, contract, batch) -> tuple[Any, Dims]:
-    """Dimension numbers of a dot of positional dimensions, and the names of its result's dimensions."""
+    """Dimension numbers of a dot of positional dimensions, and the names of its result's
+    dimensions.
+    """
     xp, yp = x.positional_dims(), y.positional_dims()
     shared = [n for n in x.dims if n is not None and n in y.dims]
     x_contract, y_contract = (xp[d] for d in contract[0]), (yp[d] for d in contract[1])

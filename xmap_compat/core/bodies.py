@@ -14,7 +14,8 @@ class _Subprogram(NamedTuple):
     Attributes:
       operands: which operands of the equation it gets.
       repeats: how often it runs; None if that is unknown.
-      is_condition: whether it is the condition of a loop; the results of any other body are those of the equation.
+      is_condition: whether it is the condition of a loop; the results of any other body are those
+      of the equation.
     """
 
     jaxpr: Any
@@ -40,7 +41,9 @@ def bodies_of(held: Any) -> list[_Subprogram]:
         return [_Subprogram(held.solve, ())]
     if isinstance(held, _jax.HijaxOperation):
         return [_Subprogram(body, ()) for body in held.bodies]
-    return [] if isinstance(held, _jax.Expanded) else [_Subprogram(held.body, _positions(held.body))]
+    return (
+        [] if isinstance(held, _jax.Expanded) else [_Subprogram(held.body, _positions(held.body))]
+    )
 
 
 def _positions(jaxpr, first=0):
@@ -48,7 +51,13 @@ def _positions(jaxpr, first=0):
 
 
 def carry_of(held: Any) -> slice:
-    """The operands that a loop carries from one iteration to the next; the first results are their last values."""
+    """The operands that a loop carries from one iteration to the next; the first results are their
+    last values.
+    """
     if isinstance(held, _jax.Scan):
         return slice(held.num_consts, held.num_consts + held.num_carry)
-    return slice(held.num_condition_consts + held.num_body_consts, None) if isinstance(held, _jax.While) else slice(0)
+    return (
+        slice(held.num_condition_consts + held.num_body_consts, None)
+        if isinstance(held, _jax.While)
+        else slice(0)
+    )

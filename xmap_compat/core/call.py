@@ -1,4 +1,6 @@
-"""Stages 1 to 4 of a call: the declaration and the arguments become one frozen value before any evaluation."""
+"""Stages 1 to 4 of a call: the declaration and the arguments become one frozen value before any
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,17 @@ class PlacedCall:
     Attributes:
       scope: the resources in scope at the call.
       placements: the named axes of the user, in order of appearance.
-      mesh_placements: mesh axes as named axes, on themselves: for nested calls, or as each ``OwnElement``.
+      mesh_placements: mesh axes as named axes, on themselves: for nested calls, or as each
+      ``OwnElement``.
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
       result_names: the named axes that each result varies over.
-      undeclared: for each result, those of its named axes that its spec leaves out: each device keeps its own element.
+      undeclared: for each result, those of its named axes that its spec leaves out: each device
+      keeps its own element.
       body: the axes and resources in scope when the program was traced.
       nested: whether the call was made in the body of another xmap.
-      first_device_of: the mesh on whose first device a call without mesh resources would run in legacy, or None.
+      first_device_of: the mesh on whose first device a call without mesh resources would run in
+      legacy, or None.
     """
 
     fun_name: str
@@ -101,50 +106,69 @@ class _Traced(NamedTuple):
     mesh_axes: dict[AxisName, Placement]
 
 
-def _trace(declared: Declaration, arguments: Arguments, placements: dict[AxisName, Placement]) -> _Traced:
+def _trace(
+    declared: Declaration, arguments: Arguments, placements: dict[AxisName, Placement]
+) -> _Traced:
     scope = current_scope()
     body = Body({name: arguments.sizes[name] for name in placements}, scope, axes.offered(scope))
     program = trace_program(declared.fun, arguments.types(), arguments.names, body)
     out_specs = tuple(_bind_results(declared, program, arguments.sizes))
-    uses = any(p.mesh_axes for p in placements.values()) or collectives_in(program.jaxpr) & set(body.mesh_axes)
+    uses = any(p.mesh_axes for p in placements.values()) or collectives_in(program.jaxpr) & set(
+        body.mesh_axes
+    )
     return _Traced(program, out_specs, body, axes.as_placements(body.mesh_axes) if uses else {})
 
 
 def _check(
-    declared: Declaration, arguments: Arguments, placements: dict[AxisName, Placement], traced: _Traced
+    declared: Declaration,
+    arguments: Arguments,
+    placements: dict[AxisName, Placement],
+    traced: _Traced,
 ) -> PlacedCall:
     """Stage 4: what varies over what, and whether each result fits its spec."""
     program, out_specs, body, mesh_axes = traced
     nested = bool(enclosing_bodies())
-    # Mesh axes are named axes of the outermost xmap only, but no value of a nested one may need one of them twice.
+    # Mesh axes are named axes of the outermost xmap only, but no value of a nested one may need one
+    # of them twice.
     checker = Checker({**placements, **mesh_axes}, declared.name)
     used = _mesh_axes_used(program, placements)
     _check_outer_names(program, checker.placements, used)
     own = _own_elements(declared, checker, program, arguments.names, used)
-    every, checker = placements | own, dataclasses.replace(checker, placements=checker.placements | own)
+    every, checker = (
+        placements | own,
+        dataclasses.replace(checker, placements=checker.placements | own),
+    )
     entering = undeclared.names_at_entry(program.consts, arguments.names, every)
     results = tuple(checker.results(program.jaxpr, entering))
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
     alone = not (nested or mesh_axes or any(p.mesh_axes for p in every.values()))
     first = undeclared.mesh_of_results(declared, body.scope.mesh) if alone else None
     parts = (arguments.specs, out_specs, program, results, extra, body, nested, first)
-    return PlacedCall(declared.name, body.scope, placements, own if nested else mesh_axes | own, *parts)
+    return PlacedCall(
+        declared.name, body.scope, placements, own if nested else mesh_axes | own, *parts
+    )
 
 
 def _own_elements(declared, checker, program, input_names, mesh_axes):
-    """The mesh axes along which arguments may differ although no spec says so, if a collective depends on that."""
+    """The mesh axes along which arguments may differ although no spec says so, if a collective
+    depends on that.
+    """
     if not (declared.undeclared and undeclared.exist.value):
         return {}
     own = undeclared.own_elements(mesh_axes, current_scope().mesh)
     with_own = Checker(checker.placements | own, declared.name)
-    with_own.results(program.jaxpr, undeclared.names_at_entry(program.consts, input_names, with_own.placements))
+    with_own.results(
+        program.jaxpr, undeclared.names_at_entry(program.consts, input_names, with_own.placements)
+    )
     return {name: place for name, place in own.items() if name in with_own.met}
 
 
 def _check_outer_names(program, placements, mesh_axes):
-    """Raise if the program names an axis of a vmap around the xmap, or if such an axis and a mesh axis share a name.
+    """Raise if the program names an axis of a vmap around the xmap, or if such an axis and a mesh
+    axis share a name.
 
-    Our shard_map cannot reach the axis of a vmap.  JAX (to 0.12) confuses a mesh axis with another axis of its name.
+    Our shard_map cannot reach the axis of a vmap.  JAX (to 0.12) confuses a mesh axis with another
+    axis of its name.
     """
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
@@ -153,16 +177,24 @@ def _check_outer_names(program, placements, mesh_axes):
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
     if not outer:
         return
-    shard_maps = (eqn for eqn, _ in _jax.walk(program.jaxpr, once=True) if isinstance(_jax.read(eqn), _jax.ShardMap))
+    shard_maps = (
+        eqn
+        for eqn, _ in _jax.walk(program.jaxpr, once=True)
+        if isinstance(_jax.read(eqn), _jax.ShardMap)
+    )
     if inside := next(shard_maps, None):
         raise errors.shard_map_inside(_jax.where_in_user_code(inside))
     raise _outer_names(sorted(outer, key=str))
 
 
-def _mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placement]) -> frozenset[Hashable]:
+def _mesh_axes_used(
+    program: NamedProgram, placements: Mapping[AxisName, Placement]
+) -> frozenset[Hashable]:
     """The mesh axes over which a call, or one nested in it, splits axes."""
     own = frozenset(m for p in placements.values() for m in p.mesh_axes)
-    return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, MeshAxis)}
+    return own | {
+        name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, MeshAxis)
+    }
 
 
 def _placements(declared, arguments, scope):
@@ -186,13 +218,20 @@ def _check_backend(backend, scope, placements):
         return
     platform = platform_of(scope.mesh)
     if platform is not None and platform != jax.devices(backend)[0].platform:
-        wanted, advice = f"{platform!r}, as the mesh in scope", f"Leave it out, or enter a mesh of {backend!r} devices"
+        wanted, advice = (
+            f"{platform!r}, as the mesh in scope",
+            f"Leave it out, or enter a mesh of {backend!r} devices",
+        )
         raise errors.should_be("backend", wanted, backend, ValueError, advice)
 
 
 def _bind_results(declared, program, sizes):
     tree = jax.tree.unflatten(program.out_tree, program.out_types)
-    if not program.out_types and not jax.tree.leaves(declared.out_specs) and declared.out_specs == ():
+    if (
+        not program.out_types
+        and not jax.tree.leaves(declared.out_specs)
+        and declared.out_specs == ()
+    ):
         raise errors.no_results()
     specs = declared.out_specs
     if isinstance(specs, list) and isinstance(tree, tuple):
@@ -211,18 +250,24 @@ def _result_paths(program):
 
 
 def _check_results(checker, program, out_specs, results, may_be_undeclared):
-    """Raise if results do not fit their specs; return the axes that each varies over beyond its spec."""
+    """Raise if results do not fit their specs; return the axes that each varies over beyond its
+    spec.
+    """
     undeclared_axes = []
     for spec, names, path in zip(out_specs, results, _result_paths(program)):
         wanted = frozenset(spec.position_of())
-        extra = [n for n in checker.placements if n in names - wanted and not isinstance(n, OwnElement)]
+        extra = [
+            n for n in checker.placements if n in names - wanted and not isinstance(n, OwnElement)
+        ]
         if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
             raise _undeclared_output(path, spec.source, extra)
         if extra:
             undeclared.warn(path, extra)
         undeclared_axes.append(tuple(extra))
         _check_broadcast(checker, path, names, wanted - names)
-        checker.check_distinct_resources(wanted, lambda path=path: f"an output of an xmapped function ({path})")
+        checker.check_distinct_resources(
+            wanted, lambda path=path: f"an output of an xmapped function ({path})"
+        )
     return tuple(undeclared_axes)
 
 
@@ -235,7 +280,9 @@ def _check_broadcast(checker, path, present, broadcast):
 
 
 def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> PartitionSpec:
-    """``P('x')``, ``P(None, 'x')``, ``P(('y', 'x'))``: an entry for each dimension up to the last mapped one."""
+    """``P('x')``, ``P(None, 'x')``, ``P(('y', 'x'))``: an entry for each dimension up to the last
+    mapped one.
+    """
     entries: list[Any] = [None] * spec.needed_rank
     for position, name in spec.names:
         entries[position] = placements[name].mesh_axes or None
@@ -284,7 +331,9 @@ def _undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeE
     )
 
 
-def _output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, present: Hashable) -> TypeError:
+def _output_broadcast_meets(
+    fun: str, path: str, name: Hashable, resource: Any, present: Hashable
+) -> TypeError:
     return errors.resource_conflict(
         f"{subject(path)} varies over `{present}` and its out_axes add `{name}`, but both axes are mapped to the "
         f"resource `{resource}`. Map one of them to another resource, or reduce over `{present}` in the function"

@@ -1,6 +1,8 @@
-"""The table of collectives with respect to named axes: the properties that stage 4 and the tools need.
+"""The table of collectives with respect to named axes: the properties that stage 4 and the tools
+need.
 
-The rules in ``rules/`` evaluate each on one device; a test checks that the two tables have the same rows.
+The rules in ``rules/`` evaluate each on one device; a test checks that the two tables have the same
+rows.
 """
 
 from __future__ import annotations
@@ -44,10 +46,13 @@ class Row(NamedTuple):
 
     Attributes:
       called: the name of the public function.
-      names: ``(operand names, axes of the collective) -> result names``: ``_reduced`` or ``_varied``.
+      names: ``(operand names, axes of the collective) -> result names``: ``_reduced`` or
+      ``_varied``.
       reduces: whether it is a reduction, which may also be over positional dimensions.
-      check: ``(params, elements of the axes together, the user's line)``: raises if parameters do not fit.
-      joint: whether the primitive makes one result of all operands; others translate each operand by itself.
+      check: ``(params, elements of the axes together, the user's line)``: raises if parameters do
+      not fit.
+      joint: whether the primitive makes one result of all operands; others translate each operand
+      by itself.
     """
 
     called: str
@@ -77,7 +82,9 @@ COLLECTIVES: dict[str, Row] = {
 
 
 def check_parameters(primitive: str, params: Params, size: int, where: str) -> None:
-    """Raise if names or indices in a collective's parameters are invalid, or do not fit ``size`` elements together."""
+    """Raise if names or indices in a collective's parameters are invalid, or do not fit ``size``
+    elements together.
+    """
     row = COLLECTIVES[primitive]
     if positions(params) and not row.reduces:
         raise _integer_in_collective(primitive, positions(params)[0], where)
@@ -98,7 +105,9 @@ def has_groups(params: Params) -> bool:
     return params.get("axis_index_groups") is not None
 
 
-def result_names(primitive: str, params: Params, operands: Sequence[Names], own: Container[AxisName]) -> Names:
+def result_names(
+    primitive: str, params: Params, operands: Sequence[Names], own: Container[AxisName]
+) -> Names:
     """The named axes of a collective's result, from those of its operands."""
     axes = frozenset(n for n in axis_names(params) if n in own)
     union = frozenset(itertools.chain.from_iterable(operands))
@@ -116,12 +125,18 @@ def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
 
 def collectives_of(eqn: Any) -> frozenset[AxisName]:
     """Every axis name that one equation mentions, if it is a collective or contains one."""
-    own = mentioned_names(eqn.params) if eqn.primitive.name in COLLECTIVES or _jax.depends_on_axes(eqn) else ()
+    own = (
+        mentioned_names(eqn.params)
+        if eqn.primitive.name in COLLECTIVES or _jax.depends_on_axes(eqn)
+        else ()
+    )
     return frozenset(own).union(*map(collectives_in, _jax.subjaxprs(eqn.params)))
 
 
 def names_used(eqn: Any) -> frozenset[AxisName]:
-    """Every axis name that an equation mentions, including those of primitives that are in no table."""
+    """Every axis name that an equation mentions, including those of primitives that are in no
+    table.
+    """
     return collectives_of(eqn).union(mentioned_names(eqn.params))
 
 

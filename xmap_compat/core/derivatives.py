@@ -1,4 +1,6 @@
-"""The derivative of one equation as a program of its own: stage 4 asks what it varies over, and what it sends."""
+"""The derivative of one equation as a program of its own: stage 4 asks what it varies over, and
+what it sends.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ from xmap_compat.core.values import is_smooth
 
 
 def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
-    """An equation and its derivative, as a jaxpr: ``(*operands, *tangents) -> (*results, *tangents)``.
+    """An equation and its derivative, as a jaxpr: ``(*operands, *tangents) -> (*results,
+    *tangents)``.
 
-    For a function with a backward rule it is ``(*operands, *cotangents) -> (*results, *cotangents)``.  Integers have no
-    tangents there, and values that a function with a backward rule closes over have no cotangents.
+    For a function with a backward rule it is ``(*operands, *cotangents) -> (*results,
+    *cotangents)``.  Integers have no tangents there, and values that a function with a backward
+    rule closes over have no cotangents.
     """
     backward = isinstance(held := _jax.read(eqn), _jax.CustomVjp)
     operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
@@ -27,7 +31,9 @@ def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
 
         def fun(*primals):
             rest = iter(primals)
-            outs = _jax.bind(eqn.primitive, [next(rest) if s else x for s, x in zip(smooth, values)], eqn.params)
+            outs = _jax.bind(
+                eqn.primitive, [next(rest) if s else x for s, x in zip(smooth, values)], eqn.params
+            )
             return tuple(filter(is_smooth, outs)), outs
 
         primals = tuple(itertools.compress(values, smooth))

@@ -1,4 +1,6 @@
-"""The axes of an xmap as one device sees them, and how values are cast, moved and laid out on a device."""
+"""The axes of an xmap as one device sees them, and how values are cast, moved and laid out on a
+device.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _Casts = weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[A
 
 
 class Factor(NamedTuple):
-    """A factor of the size of a split axis: a mesh axis, or a local dimension.  Two of these may have one name."""
+    """A factor of the size of a split axis: a mesh axis, or a local dimension.  Two of these may
+    have one name.
+    """
 
     is_local: bool
     name: Any
@@ -40,13 +44,17 @@ class DeviceView:
       mesh_axes: the mesh axes that are mapped over devices here, in the order of the mesh; empty
         without a ``shard_map``.
       mesh_sizes: their sizes.
-      nested: whether this is in the body of another xmap; ``mesh_axes`` are then named axes of that one.
-      in_users_shard_map: whether the xmap is called in the user's own ``shard_map``: values may vary over its mesh
-        axes, which names do not show.
-      gathers_vary: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
-      untyped: whether types do not tell what varies, because results differ between devices where no type may say so.
-      casts: the results of :func:`cast_to`, by value and names, each with its trace.  Several uses share a cast: in a
-        gradient their cotangents are added on each device, and summed over devices once.
+      nested: whether this is in the body of another xmap; ``mesh_axes`` are then named axes of that
+      one.
+      in_users_shard_map: whether the xmap is called in the user's own ``shard_map``: values may
+        vary over its mesh axes, which names do not show.
+      gathers_vary: whether gathered values may vary in their type, which names do not show: see
+      ``core/uses.py``.
+      untyped: whether types do not tell what varies, because results differ between devices where
+      no type may say so.
+      casts: the results of :func:`cast_to`, by value and names, each with its trace.  Several uses
+        share a cast: in a gradient their cotangents are added on each device, and summed over
+        devices once.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -56,15 +64,21 @@ class DeviceView:
     in_users_shard_map: bool = False
     gathers_vary: bool = False
     untyped: bool = False
-    casts: _Casts = dataclasses.field(default_factory=weakref.WeakKeyDictionary, repr=False, compare=False)
+    casts: _Casts = dataclasses.field(
+        default_factory=weakref.WeakKeyDictionary, repr=False, compare=False
+    )
 
     @property
     def typed(self) -> bool:
-        """Whether values carry varying mesh axes in their type (we are inside our ``shard_map``)."""
+        """Whether values carry varying mesh axes in their type (we are inside our
+        ``shard_map``).
+        """
         return bool(self.mesh_axes) and not (self.nested or self.untyped)
 
     def placement_of(self, name: AxisName) -> Placement:
-        """The placement of an axis; an axis bound outside of this xmap acts as a mesh axis that it fills."""
+        """The placement of an axis; an axis bound outside of this xmap acts as a mesh axis that it
+        fills.
+        """
         if name in self.placements:
             return self.placements[name]
         size = lax.axis_size(name)
@@ -105,19 +119,27 @@ class DeviceView:
         return math.prod(self.placement_of(n).size for n in names)
 
     def factors(self, names: Iterable[AxisName]) -> list[Factor]:
-        """The factors of axes, major first: the mesh axes of each axis, then its own local dimension."""
+        """The factors of axes, major first: the mesh axes of each axis, then its own local
+        dimension.
+        """
         factors: list[Factor] = []
         for name in names:
-            factors.extend(Factor(False, m, self.mesh_size(m)) for m in self.placement_of(name).mesh_axes)
+            factors.extend(
+                Factor(False, m, self.mesh_size(m)) for m in self.placement_of(name).mesh_axes
+            )
             if self.has_local_dim(name):
                 factors.append(Factor(True, name, self.placements[name].local_size))
         return factors
 
     def factors_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Factor], list[Factor]]:
-        """The same factors as two lists: mesh axes in the order of the mesh, and local dimensions."""
+        """The same factors as two lists: mesh axes in the order of the mesh, and local
+        dimensions.
+        """
         names = list(names)
         mesh = [Factor(False, m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
-        return mesh, [Factor(True, n, self.placements[n].local_size) for n in self.local_names(names)]
+        return mesh, [
+            Factor(True, n, self.placements[n].local_size) for n in self.local_names(names)
+        ]
 
     def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
         """The canonical layout: local dimensions first, in the order of the xmap's axes."""
@@ -145,7 +167,11 @@ def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> N
     """Cast a value to vary over more names, without adding local dimensions yet."""
     names = view.own(names)
     if not view.mesh_axes:
-        return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
+        return (
+            value
+            if names <= value.names
+            else NamedValue(value.data, value.dims, value.names | names)
+        )
     trace, known = view.casts.get(value, {}).get(names, (None, None))
     if known is not None and trace == _jax.current_trace():
         return known
@@ -159,23 +185,33 @@ def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> N
 
 
 def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
-    """Cast operands of one primitive to the same mesh axes, those that names do not show: primitives add no casts."""
+    """Cast operands of one primitive to the same mesh axes, those that names do not show:
+    primitives add no casts.
+    """
     if not (view.in_users_shard_map or view.gathers_vary):
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
-    axes = tuple(sorted(together.difference(view.mesh_axes_of(n for v in values for n in v.names)), key=str))
+    axes = tuple(
+        sorted(together.difference(view.mesh_axes_of(n for v in values for n in v.names)), key=str)
+    )
     return [NamedValue(_cast_typed(view, v.data, axes), v.dims, v.names) for v in values]
 
 
-def cast_as(view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
-    """Cast values to vary over mesh axes of the user's own ``shard_map``; ``axes`` gives those of each value."""
+def cast_as(
+    view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]
+) -> list[NamedValue]:
+    """Cast values to vary over mesh axes of the user's own ``shard_map``; ``axes`` gives those of
+    each value.
+    """
     return [
         NamedValue(_cast_typed(view, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
         for v, own in zip(values, axes)
     ]
 
 
-def times_elements(view: DeviceView, data: Any, names: Iterable[AxisName], over: Iterable[AxisName]) -> Any:
+def times_elements(
+    view: DeviceView, data: Any, names: Iterable[AxisName], over: Iterable[AxisName]
+) -> Any:
     """The sum over axes of data that varies over ``names``, and is equal along these axes.
 
     A cotangent has been summed over them already: see :data:`xmap_compat.core.values.COTANGENT`.
@@ -194,12 +230,18 @@ def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
     return lax.psum(data, outer) if outer else data
 
 
-def gather_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any], to: str = "invarying") -> Any:
-    """Gather along the first dimension, over mesh axes (and axes bound outside); ``to`` is as in ``all_gather``."""
+def gather_devices(
+    view: DeviceView, data: Any, mesh_axes: Sequence[Any], to: str = "invarying"
+) -> Any:
+    """Gather along the first dimension, over mesh axes (and axes bound outside); ``to`` is as in
+    ``all_gather``.
+    """
     if _jax.is_key(data):
         # JAX (0.12) cannot lower gathers of typed PRNG keys: their raw data is sent instead.
         impl = jax.random.key_impl(data)
-        return jax.random.wrap_key_data(gather_devices(view, jax.random.key_data(data), mesh_axes, to), impl=impl)
+        return jax.random.wrap_key_data(
+            gather_devices(view, jax.random.key_data(data), mesh_axes, to), impl=impl
+        )
     own = tuple(m for m in mesh_axes if m in view.mesh_axes)
     outer = tuple(m for m in mesh_axes if m not in view.mesh_axes)
     assert (*own, *outer) == tuple(mesh_axes), "mesh_axes_of puts own mesh axes first"
@@ -213,7 +255,9 @@ def gather_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any], to: st
     return _jax.reshaped(data, (math.prod(map(view.mesh_size, mesh_axes)) * shape[0], *shape[1:]))
 
 
-def gather_over(view: DeviceView, value: NamedValue, names: AxisNames, to: str = "invarying") -> NamedValue:
+def gather_over(
+    view: DeviceView, value: NamedValue, names: AxisNames, to: str = "invarying"
+) -> NamedValue:
     """``lax.all_gather`` into a new first positional dimension: one gather for all mesh axes."""
     names = list(names)
     present = view.present(value, names)
@@ -229,20 +273,28 @@ def gather_over(view: DeviceView, value: NamedValue, names: AxisNames, to: str =
         data = lax.transpose(_jax.reshaped(data, (*(factor.size for factor in have), *tail)), order)
     full = [view.placement_of(n).size for n in names]
     if len(present) < len(names):
-        data = _jax.reshaped(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
+        data = _jax.reshaped(
+            data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail)
+        )
         data = jnp.broadcast_to(data, (*full, *tail))
     data = _jax.reshaped(data, (math.prod(full), *tail))
     return NamedValue(data, (None, *without(value.dims, names)), value.names - frozenset(names))
 
 
-def without_single(view: DeviceView, data: Any, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
-    """A value from data with a dimension for each axis: those that are no local dimensions are squeezed."""
+def without_single(
+    view: DeviceView, data: Any, dims: Dims, names: frozenset[AxisName]
+) -> NamedValue:
+    """A value from data with a dimension for each axis: those that are no local dimensions are
+    squeezed.
+    """
     single = [k for k, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
     kept = tuple(n for k, n in enumerate(dims) if k not in single)
     return NamedValue(lax.squeeze(data, single) if single else data, kept, names)
 
 
-def laid_out(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
+def laid_out(
+    view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]
+) -> NamedValue:
     """Broadcast and transpose a value to a layout that has at least its names."""
     value = cast_to(view, value, names)
     missing = [n for n in dims if n is not None and n not in value.dims]
@@ -255,7 +307,9 @@ def laid_out(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[A
 
 
 def as_operand(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -> NamedValue:
-    """The operand of a collective over axes: an undeclared result that differs between devices varies over them."""
+    """The operand of a collective over axes: an undeclared result that differs between devices
+    varies over them.
+    """
     names = operand_names(value.names, axes, view.placements)
     if names == value.names:
         return value

@@ -1,14 +1,16 @@
 """Collectives over whole devices whose transposes are those of typed values.
 
-Inside our ``shard_map`` they are JAX's own, with the varying axes in the types.  A nested xmap is evaluated
-into the named program of the outer one, where types do not show what varies over devices.  There they are
-primitives of our own, which the outermost xmap translates.  Each is the transpose of the other one of its pair:
+Inside our ``shard_map`` they are JAX's own, with the varying axes in the types.  A nested xmap is
+evaluated into the named program of the outer one, where types do not show what varies over devices.
+There they are primitives of our own, which the outermost xmap translates.  Each is the transpose of
+the other one of its pair:
 
 - ``vary`` (equal on all devices -> may differ) and ``sum`` (differs -> the sum, equal on all);
-- ``gather`` (differs -> all values in a new first dimension, equal on all) and ``take`` (the reverse).
+- ``gather`` (differs -> all values in a new first dimension, equal on all) and ``take`` (the
+reverse).
 
-A function of a whole axis of the user has them at its ends: it begins with ``gather``, and ends with ``take`` or, for
-a result that does not vary, with ``vary``: see ``core/nested/whole.py``.
+A function of a whole axis of the user has them at its ends: it begins with ``gather``, and ends
+with ``take`` or, for a result that does not vary, with ``vary``: see ``core/nested/whole.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ def _sum_mapped(operand, dim, size):
 
 
 def _all_mapped(operand, dim, size):
-    return (jnp.broadcast_to(operand, (size, *operand.shape)) if dim is None else jnp.moveaxis(operand, dim, 0)), None
+    return (
+        jnp.broadcast_to(operand, (size, *operand.shape))
+        if dim is None
+        else jnp.moveaxis(operand, dim, 0)
+    ), None
 
 
 def _own_mapped(operand, dim, size):

@@ -1,7 +1,8 @@
-"""Messages that several modules raise, and what all messages are made of; the others stand below what raises them.
+"""Messages that several modules raise, and what all messages are made of; the others stand below
+what raises them.
 
-Each function returns an exception for the caller to raise, so that the traceback ends where the mistake was found.
-Legacy's sentence is kept where legacy had the message.
+Each function returns an exception for the caller to raise, so that the traceback ends where the
+mistake was found. Legacy's sentence is kept where legacy had the message.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ def show(spec: Any) -> str:
     if hasattr(spec, "shape") and hasattr(spec, "dtype"):
         return f"an array of shape {tuple(spec.shape)}"
     if type(spec) in (list, tuple):
-        inside = ", ".join(map(show, spec)) + ("," if type(spec) is tuple and len(spec) == 1 else "")
+        inside = ", ".join(map(show, spec)) + (
+            "," if type(spec) is tuple and len(spec) == 1 else ""
+        )
         return f"[{inside}]" if type(spec) is list else f"({inside})"
     if type(spec) is dict:
         return "{" + ", ".join(f"{key!r}: {show(value)}" for key, value in spec.items()) + "}"
     fields = getattr(type(spec), "__match_args__", ())
     if fields and (isinstance(spec, tuple) or dataclasses.is_dataclass(spec)):
-        return f"{type(spec).__name__}({', '.join(f'{k}={show(getattr(spec, k))}' for k in fields)})"
+        return (
+            f"{type(spec).__name__}({', '.join(f'{k}={show(getattr(spec, k))}' for k in fields)})"
+        )
     return repr(spec)
 
 
@@ -60,7 +65,9 @@ def subject(path: str) -> str:
     return "The result" if path == "result" else path
 
 
-def should_be(what: str, wanted: str, got: Any, error: type[Exception] = TypeError, advice: str = "") -> Exception:
+def should_be(
+    what: str, wanted: str, got: Any, error: type[Exception] = TypeError, advice: str = ""
+) -> Exception:
     """The error for an argument of the wrong kind."""
     return error(
         f"{what} should be {wanted}, but got {repr(got) if got is ... else show(got)}{advice and '. '}{advice}"
@@ -80,7 +87,9 @@ def no_results() -> ValueError:
 # ------------------------------------------------------------------------ sizes
 
 
-def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: int, origin: str) -> ValueError:
+def not_divisible(
+    name: Hashable, size: int, resources: Sequence[Any], total: int, origin: str
+) -> ValueError:
     return ValueError(
         f"{origin} has {size} elements along `{name}`, but the resources {tuple(resources)} need a multiple of {total}"
         f". Pad the axis to {-(-size // total) * total}, or give it other resources"
@@ -89,7 +98,9 @@ def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: in
 
 
 def note_once(error: BaseException, note: str) -> None:
-    """Add a note once to an error of JAX or of the user, which may pass several functions that would add it."""
+    """Add a note once to an error of JAX or of the user, which may pass several functions that
+    would add it.
+    """
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
@@ -117,7 +128,11 @@ def missing_resources(
 
 
 def _loop_meant(resource: Any) -> str:
-    return f". To compute an axis in {resource} chunks write SerialLoop({resource})" if type(resource) is int else ""
+    return (
+        f". To compute an axis in {resource} chunks write SerialLoop({resource})"
+        if type(resource) is int
+        else ""
+    )
 
 
 def loop_name_taken(name: Hashable) -> ValueError:
@@ -135,7 +150,11 @@ def mesh_shadows_loops(names: Iterable[Hashable]) -> ValueError:
 
 
 def check_from_outside(fun: str, where: str = "") -> NotImplementedError:
-    seen = f"The check at {where} is in" if where else "The automatic checks of checkify do not see the elements of"
+    seen = (
+        f"The check at {where} is in"
+        if where
+        else "The automatic checks of checkify do not see the elements of"
+    )
     return NotImplementedError(
         f"{seen} the xmapped function {fun}. Apply checkify inside, and map its error like any result: "
         "xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))"
@@ -143,14 +162,18 @@ def check_from_outside(fun: str, where: str = "") -> NotImplementedError:
 
 
 def token(what: str) -> NotImplementedError:
-    return NotImplementedError(f"{what} is a token, but effects in an xmapped function have no order. Leave it out")
+    return NotImplementedError(
+        f"{what} is a token, but effects in an xmapped function have no order. Leave it out"
+    )
 
 
 # ------------------------------------------------------------------ named shapes
 
 
 def resource_conflict(message: str) -> Any:
-    """The type that these errors had, without its link to a page of JAX that does not mention them."""
+    """The type that these errors had, without its link to a page of JAX that does not mention
+    them.
+    """
     error = JAXTypeError(message)
     error.args = (message,)
     return error
@@ -164,9 +187,17 @@ def unbound_name(
     unbound = original.partition("unbound axis name:")[2].partition(". To fix this")[0].strip()
     meant = did_you_mean([unbound], names)
     if unbound in map(str, mesh_axes):
-        meant = f". `{unbound}` is an axis of the mesh: name the axis that axis_resources assign to it"
-    advice = "Name one of them, or add the axis to in_axes or axis_sizes" if names else "Call it in a function for xmap"
-    return NameError(f"Found an unbound axis name: {unbound}{where}. Named axes in scope: {scope}. {advice}{meant}")
+        meant = (
+            f". `{unbound}` is an axis of the mesh: name the axis that axis_resources assign to it"
+        )
+    advice = (
+        "Name one of them, or add the axis to in_axes or axis_sizes"
+        if names
+        else "Call it in a function for xmap"
+    )
+    return NameError(
+        f"Found an unbound axis name: {unbound}{where}. Named axes in scope: {scope}. {advice}{meant}"
+    )
 
 
 def repeated_axis(user: str, names: Sequence[Any]) -> ValueError:
@@ -187,7 +218,9 @@ def shard_map_inside(where: str) -> NotImplementedError:
     )
 
 
-def einsum_skipped_axis(spec: str, axis: Hashable, by: str, operand: str, where: str = "") -> TypeError:
+def einsum_skipped_axis(
+    spec: str, axis: Hashable, by: str, operand: str, where: str = ""
+) -> TypeError:
     where = where and f" at {where}"
     return TypeError(
         f"The einsum {spec!r}{where} mentions the named axis `{axis}` in {by} and skips it in {operand}, "

@@ -1,7 +1,8 @@
 """Stage 5: evaluate a named program on one device.
 
-Ordinary primitives are batched over local dimensions, and collectives are translated by their table.  Control flow and
-calls are rebuilt around the evaluation of their bodies, so collectives work at any depth, and names stay exact.
+Ordinary primitives are batched over local dimensions, and collectives are translated by their
+table.  Control flow and calls are rebuilt around the evaluation of their bodies, so collectives
+work at any depth, and names stay exact.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ Rule = Callable[["Evaluator", Any, Sequence[NamedValue], Any], list[NamedValue]]
 
 
 class RepeatedCalls:
-    """The jitted functions that a program calls more than once: each stays one, evaluated once for each layout.
+    """The jitted functions that a program calls more than once: each stays one, evaluated once for
+    each layout.
 
     Other jitted functions are evaluated in place, which is faster to trace.
     """
 
     def __init__(self, jaxpr: Any):
         held = (_jax.read(eqn) for eqn, _ in _jax.walk(jaxpr, once=True))
-        counts = collections.Counter(c.body for c in held if isinstance(c, _jax.Call) and c.name is not None)
+        counts = collections.Counter(
+            c.body for c in held if isinstance(c, _jax.Call) and c.name is not None
+        )
         self._repeated = {body for body, count in counts.items() if count > 1}
         self._functions: dict[tuple[Any, ...], Any] = {}
 
@@ -43,7 +47,9 @@ class RepeatedCalls:
         return jaxpr in self._repeated
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
-        """The jitted function that evaluates a jaxpr.  Its cache distinguishes layouts, which are in the types."""
+        """The jitted function that evaluates a jaxpr.  Its cache distinguishes layouts, which are
+        in the types.
+        """
         key = (jaxpr, id(ev.view), ev.gathers, ev.apart, ev.iterating)
         if key not in self._functions:
 
@@ -65,10 +71,13 @@ class Evaluator:
       stage: ``stage(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
-      structured: the rules of equations that hold programs, by the type of what they hold, or by their primitive.
-      apart: axes along which some elements are not here: they take another branch, or have left the loop.
+      structured: the rules of equations that hold programs, by the type of what they hold, or by
+      their primitive.
+      apart: axes along which some elements are not here: they take another branch, or have left the
+      loop.
       iterating: the loop resources in whose iterations this runs.
-      rule_names: the axis names in equations and in their custom rules, as far as they were asked for.
+      rule_names: the axis names in equations and in their custom rules, as far as they were asked
+      for.
       gathers: equations of the program whose results vary in their type.
     """
 
@@ -94,13 +103,19 @@ class Evaluator:
         return [read(v) for v in body.outvars]
 
     def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
-        """An evaluator with the best gathers of a program, whose results are broadcast to the names ``results``."""
+        """An evaluator with the best gathers of a program, whose results are broadcast to the names
+        ``results``.
+        """
         if not self.view.typed:
             return self
         from xmap_compat.core.uses import varying_gathers  # loaded where there is a mesh
 
         best = varying_gathers(self.view, self.checker, jaxpr, inputs, results)
-        view = dataclasses.replace(self.view, gathers_vary=True) if best and not self.view.gathers_vary else self.view
+        view = (
+            dataclasses.replace(self.view, gathers_vary=True)
+            if best and not self.view.gathers_vary
+            else self.view
+        )
         return dataclasses.replace(self, view=view, gathers=best)
 
     def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:
@@ -110,12 +125,18 @@ class Evaluator:
         return self.evaluate(jaxpr, operands)
 
     def run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> None:
-        """Evaluate equations in order; ``env`` holds the values of variables and receives new ones."""
+        """Evaluate equations in order; ``env`` holds the values of variables and receives new
+        ones.
+        """
         for eqn in eqns:
-            operands = [positional(v.val) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars]
+            operands = [
+                positional(v.val) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars
+            ]
             with _jax.equation_context(eqn):
                 outs = self.equation(eqn, operands)
-            env.update(zip(eqn.outvars, outs, strict=bool(eqn.outvars)))  # dce_sink has a batched result in jax 0.10
+            env.update(
+                zip(eqn.outvars, outs, strict=bool(eqn.outvars))
+            )  # dce_sink has a batched result in jax 0.10
 
     def equation(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of one equation."""

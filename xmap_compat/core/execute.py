@@ -1,4 +1,6 @@
-"""Stages 5 and 6: a call's program evaluated on one device, or on each device of a mesh inside one ``shard_map``."""
+"""Stages 5 and 6: a call's program evaluated on one device, or on each device of a mesh inside one
+``shard_map``.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,22 @@ class Execution:
     def on_device(self, consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """The results of one device from its parts of the arguments."""
         placed, view = self.placed, self.view
-        enter, leave = (boundary.take_part, boundary.gather_parts) if view.nested else (_enter, _leave)
-        # Where arguments enter and results leave, a device's part of a looped axis is one dimension.
-        outside = dataclasses.replace(view, placements={n: p.without_loops() for n, p in view.placements.items()})
+        enter, leave = (
+            (boundary.take_part, boundary.gather_parts) if view.nested else (_enter, _leave)
+        )
+        # Where arguments enter and results leave, a device's part of a looped axis is one
+        # dimension.
+        outside = dataclasses.replace(
+            view, placements={n: p.without_loops() for n, p in view.placements.items()}
+        )
         args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
         values = [positional(c) for c in consts]
-        names = undeclared.names_at_entry(placed.program.consts, [v.names for v in args], placed.every_placement)
-        entering = [dataclasses.replace(value, names=own) for value, own in zip([*values, *args], names)]
+        names = undeclared.names_at_entry(
+            placed.program.consts, [v.names for v in args], placed.every_placement
+        )
+        entering = [
+            dataclasses.replace(value, names=own) for value, own in zip([*values, *args], names)
+        ]
         outs = self._evaluate(*split(entering, len(values)))
         laid_out = zip(outs, placed.out_specs, placed.program.out_types)
         return [leave(outside, out, spec, aval.weak_type) for out, spec, aval in laid_out]
@@ -71,7 +82,10 @@ class Execution:
         checker = Checker(view.placements, placed.fun_name, outer)
         jaxpr = placed.program.jaxpr
         ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
-        wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
+        wanted = [
+            names.union(spec.position_of())
+            for names, spec in zip(placed.result_names, placed.out_specs)
+        ]
         if loop_lengths(view.placements):
             return evaluate_in_loops(ev, placed.program, values, args, wanted)
         return ev.gathering(jaxpr, [v.names for v in args], wanted).evaluate(jaxpr, args, values)
@@ -96,7 +110,9 @@ def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
             return _on_mesh(placed, leaves)
         if not placed.uses_mesh:
             return _without_mesh(placed, leaves)
-        return Execution(placed, boundary.device_view(placed)).on_device(placed.program.consts, leaves)
+        return Execution(placed, boundary.device_view(placed)).on_device(
+            placed.program.consts, leaves
+        )
 
 
 def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
@@ -136,24 +152,35 @@ def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     view = DeviceView(placed.every_placement, in_users_shard_map=_jax.in_manual_region())
     try:
         return Execution(placed, view).on_device(placed.program.consts, leaves)
-    except Exception as error:  # on Explicit meshes JAX refuses some operations along a sharded dimension
+    except (
+        Exception
+    ) as error:  # on Explicit meshes JAX refuses some operations along a sharded dimension
         specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
-        for name, mesh_axes in [(n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k]][:1]:
+        for name, mesh_axes in [
+            (n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k]
+        ][:1]:
             ours = (
-                f"The type of an argument shards the named axis `{name}` over {mesh_axes!r}, but axis_resources do not"
+                f"The type of an argument shards the named axis `{name}` over {mesh_axes!r}, "
+                "but axis_resources do not"
             )
-            note_once(error, f"{ours}. Assign {mesh_axes!r} to it, or jax.sharding.reshard the argument")
+            note_once(
+                error, f"{ours}. Assign {mesh_axes!r} to it, or jax.sharding.reshard the argument"
+            )
         raise
 
 
 def _enter(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
     """Read the positional dimensions that a spec names as local dimensions."""
     named = spec.name_at()
-    return without_single(view, data, tuple(map(named.get, range(jnp.ndim(data)))), frozenset(named.values()))
+    return without_single(
+        view, data, tuple(map(named.get, range(jnp.ndim(data)))), frozenset(named.values())
+    )
 
 
 def _leave(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
-    """Lay a result out as its spec says: broadcast, transpose, and put dimensions of one element back."""
+    """Lay a result out as its spec says: broadcast, transpose, and put dimensions of one element
+    back.
+    """
     named = spec.name_at()
     wanted = tuple(named.get(k) for k in range(value.dims.count(None) + len(named)))
     squeezed = [k for k, n in enumerate(wanted) if n is not None and not view.has_local_dim(n)]

@@ -12,7 +12,9 @@ from xmap_compat.core.errors import LEGACY, show, subject
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, spec_names
 
 
-def broadcast_specs(where: str, specs: Any, tree: Any, source: Any, root: str = "") -> list[AxisSpec]:
+def broadcast_specs(
+    where: str, specs: Any, tree: Any, source: Any, root: str = ""
+) -> list[AxisSpec]:
     """One spec per leaf of ``tree``, which the parsed ``specs`` are a prefix of.
 
     Args:
@@ -29,13 +31,20 @@ def broadcast_specs(where: str, specs: Any, tree: Any, source: Any, root: str = 
         jax.tree.map(repeat, specs, tree)
     except (ValueError, TypeError):
         path = root or ("args" if where == "in_axes" else "result")
-        parting = _parting(specs, tree, path) or (path, show(source), str(jax.tree.structure(tree)), ())
+        parting = _parting(specs, tree, path) or (
+            path,
+            show(source),
+            str(jax.tree.structure(tree)),
+            (),
+        )
         raise _not_a_prefix(where, source, parting, is_of_xmap=not root) from None
     return flat
 
 
 def _parting(specs: Any, tree: Any, path: str) -> tuple[str, str, str, Sequence[Any]] | None:
-    """Where specs stop being a prefix of a tree, what the two have there, and keys that the specs lack."""
+    """Where specs stop being a prefix of a tree, what the two have there, and keys that the specs
+    lack.
+    """
     if isinstance(specs, AxisSpec):
         return None
     (own, own_tree), (others, others_tree) = _children(specs), _children(tree)
@@ -56,18 +65,30 @@ def _describe_node(node):
     if node is None or (isinstance(node, (tuple, list, dict)) and not node):
         return repr(node)
     if jax.tree_util.all_leaves([node]):
-        return "an array" if getattr(node, "shape", ()) or not getattr(node, "weak_type", True) else "a Python scalar"
+        return (
+            "an array"
+            if getattr(node, "shape", ()) or not getattr(node, "weak_type", True)
+            else "a Python scalar"
+        )
     if isinstance(node, dict):
         return f"a {type(node).__name__} with the keys {', '.join(map(repr, node))}"
     length = f" of length {len(node)}" if isinstance(node, (tuple, list)) else ""
-    return (f"a {type(node).__name__}" if type(node) in (tuple, list) else f"the class {type(node).__name__}") + length
+    return (
+        f"a {type(node).__name__}"
+        if type(node) in (tuple, list)
+        else f"the class {type(node).__name__}"
+    ) + length
 
 
 def check_containers(where: str, specs: Sequence[AxisSpec], tree: Any, root: str) -> None:
-    """Raise if a spec names dimensions of arrays in a container that holds a shape, which would be another one."""
+    """Raise if a spec names dimensions of arrays in a container that holds a shape, which would be
+    another one.
+    """
     for path, container, leaves in _jax.shaped_containers(tree):
         if spec := next((spec for spec in specs[leaves] if spec.names), None):
-            raise _container_with_shape(where, argument_path(path, root), type(container).__name__, spec.source)
+            raise _container_with_shape(
+                where, argument_path(path, root), type(container).__name__, spec.source
+            )
 
 
 def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: bool) -> None:
@@ -81,7 +102,9 @@ def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: b
         raise _rank_differs(spec.source, spec.rank, path, shape, "in_axes")
 
 
-def check_result(spec: AxisSpec, positional_shape: Sequence[int], path: str, sizes: Mapping[AxisName, int]) -> None:
+def check_result(
+    spec: AxisSpec, positional_shape: Sequence[int], path: str, sizes: Mapping[AxisName, int]
+) -> None:
     """Raise unless a result has enough positional dimensions for its spec.
 
     Args:
@@ -99,7 +122,10 @@ def check_result(spec: AxisSpec, positional_shape: Sequence[int], path: str, siz
 
 
 def infer_sizes(
-    specs: Sequence[AxisSpec], shapes: Sequence[Sequence[int]], paths: Sequence[str], axis_sizes: Mapping[AxisName, int]
+    specs: Sequence[AxisSpec],
+    shapes: Sequence[Sequence[int]],
+    paths: Sequence[str],
+    axis_sizes: Mapping[AxisName, int],
 ) -> dict[AxisName, int]:
     """Infer axis sizes from ``axis_sizes`` and from the arguments; all must agree."""
     sizes = dict(axis_sizes)
@@ -122,17 +148,29 @@ _FEWER = "Name fewer dimensions, or pass an array that has them"
 def _not_a_prefix(
     where: str, specs: Any, parting: tuple[str, str, str, Sequence[Any]], is_of_xmap: bool = True
 ) -> ValueError:
-    """``parting``: where the trees differ first, what spec and value have there, and keys that the spec lacks."""
+    """``parting``: where the trees differ first, what spec and value have there, and keys that the
+    spec lacks.
+    """
     place, asked, found, missing = parting
-    same = "keys" if asked[:6] == found[:6] == "a dict" else "structure, or one specification for all of it"
+    same = (
+        "keys"
+        if asked[:6] == found[:6] == "a dict"
+        else "structure, or one specification for all of it"
+    )
     advice = f". Give both the same {same}"
     ours = f"{subject(place)} is {found}, but {where} has {asked} for it"
     if missing:
         keys = ", ".join(f"{key!r}: [...] or {{}}" for key in missing)
         path = where + place.removeprefix("args").removeprefix("result").removeprefix("local")
-        ours, advice = f"{path} lacks {', '.join(map(repr, missing))}, which {place} has", f": add {keys}"
+        ours, advice = (
+            f"{path} lacks {', '.join(map(repr, missing))}, which {place} has",
+            f": add {keys}",
+        )
     elif (found, place) == ("None", "result"):
-        ours, advice = "The function returned None", " (is a `return` missing?), but out_axes have names"
+        ours, advice = (
+            "The function returned None",
+            " (is a `return` missing?), but out_axes have names",
+        )
     elif asked == "None":
         advice = ". Write {} for what is not mapped"
     elif where == "in_axes" and place == "args":
@@ -140,7 +178,9 @@ def _not_a_prefix(
         advice = ". Write in_axes as a tuple, with an entry for each argument"
         advice = ". Call it with as many arguments as in_axes has entries" if is_tuple else advice
     legacy = f"{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value"
-    return ValueError(f"{ours}{advice}. The {where} here: {show(specs)}{legacy if is_of_xmap else ''}")
+    return ValueError(
+        f"{ours}{advice}. The {where} here: {show(specs)}{legacy if is_of_xmap else ''}"
+    )
 
 
 def _container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeError:
@@ -195,7 +235,14 @@ def _exactly(spec: Any, rank: int, found: int) -> str:
 
 
 def _size_conflict(
-    name: Hashable, known: int, origin: str, shape: Sequence[int], spec: Any, dim: int, path: str, is_for_all: bool
+    name: Hashable,
+    known: int,
+    origin: str,
+    shape: Sequence[int],
+    spec: Any,
+    dim: int,
+    path: str,
+    is_for_all: bool,
 ) -> ValueError:
     advice = "If these are different axes, give them different names. If they are one, pass arrays of one length"
     if is_for_all:

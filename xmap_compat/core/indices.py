@@ -1,4 +1,6 @@
-"""The position of an element on an axis: the index of a device, and the global index along named axes."""
+"""The position of an element on an axis: the index of a device, and the global index along named
+axes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def index_of(view: DeviceView, names: AxisNames) -> NamedValue:
     index = _single_index(view, first)
     for name in rest:
         inner, size = _single_index(view, name), np.int32(view.placement_of(name).size)
-        index = apply_positional(view, lambda major, minor, size=size: major * size + minor, index, inner)
+        index = apply_positional(
+            view, lambda major, minor, size=size: major * size + minor, index, inner
+        )
     return index
 
 

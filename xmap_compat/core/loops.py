@@ -1,6 +1,7 @@
 """Loop resources: the part of stage 6 that computes an axis chunk by chunk.
 
-An axis on loops is cut into chunks.  Each equation runs within scans over the loops that it varies over, and no others.
+An axis on loops is cut into chunks.  Each equation runs within scans over the loops that it varies
+over, and no others.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def evaluate_in_loops(
     inputs = [v.names for v in args]
     names, ev = ev.checker.variables(jaxpr, inputs), ev.gathering(jaxpr, inputs, results)
     env = {
-        v: _chunked(ev.view, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)
+        v: _chunked(ev.view, value, loops)
+        for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)
     }
     wanted = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
     nest = _Nest(ev, loops, _loops_of_variables(ev.view, jaxpr, names))
@@ -78,11 +80,15 @@ def _variables_read(eqn):
 
 
 def _loops_of_variables(view, jaxpr, names):
-    """The loops in which each variable is computed: those of its axes, and of the variables it is computed from."""
+    """The loops in which each variable is computed: those of its axes, and of the variables it is
+    computed from.
+    """
     own = {v: frozenset(loop for n in names[v] for loop in view.placements[n].loops) for v in names}
     inside = dict(own)
     for eqn in jaxpr.eqns:
-        together = frozenset().union(*(inside[v] for v in _variables_read(eqn)), *(own[v] for v in eqn.outvars))
+        together = frozenset().union(
+            *(inside[v] for v in _variables_read(eqn)), *(own[v] for v in eqn.outvars)
+        )
         inside.update(dict.fromkeys(eqn.outvars, together))
     return inside
 
@@ -98,10 +104,11 @@ class _Chunked:
 
 @dataclasses.dataclass(frozen=True)
 class _Nest:
-    """Runs equations in nested scans, each equation in the loops that it varies over and in no other.
+    """Runs equations in nested scans, each equation in the loops that it varies over and in no
+    other.
 
-    Each runs once for each iteration of its own loops: a callback is not repeated.  The gradient of a value that
-    does not vary over a loop reaches custom rules as one sum over its iterations.
+    Each runs once for each iteration of its own loops: a callback is not repeated.  The gradient of
+    a value that does not vary over a loop reaches custom rules as one sum over its iterations.
     """
 
     ev: Evaluator
@@ -109,7 +116,9 @@ class _Nest:
     inside: Mapping[Any, frozenset[Loop]]
 
     def run(self, eqns, wanted, env, loops):
-        """Evaluate equations within scans over ``loops``; return ``env`` and the variables in ``wanted``."""
+        """Evaluate equations within scans over ``loops``; return ``env`` and the variables in
+        ``wanted``.
+        """
         outer = [e for e in eqns if self._loops_of(e).isdisjoint(loops)]
         env = self._run_here(outer, env)
         eqns = [e for e in eqns if not self._loops_of(e).isdisjoint(loops)]
@@ -128,13 +137,17 @@ class _Nest:
         values = {v: chunked.value for v, chunked in env.items() if not chunked.loops}
         for eqn in eqns:
             has_effect = _jax.has_side_effect(eqn)
-            ev = dataclasses.replace(self.ev, iterating=self._loops_of(eqn)) if has_effect else self.ev
+            ev = (
+                dataclasses.replace(self.ev, iterating=self._loops_of(eqn))
+                if has_effect
+                else self.ev
+            )
             ev.run([eqn], values)
         return {**env, **{v: _Chunked(values[v], ()) for e in eqns for v in e.outvars}}
 
     def _scan(self, loop, eqns, wanted, env, inner):
-        # In the order of the program (that of a set differs between processes).  In a gradient, JAX (to 0.12) drops a
-        # callback whose results leave no scan.
+        # In the order of the program (that of a set differs between processes).  In a gradient, JAX
+        # (to 0.12) drops a callback whose results leave no scan.
         outputs = [v for e in eqns for v in e.outvars if v in wanted or _jax.has_side_effect(e)]
         read = _all_read(eqns)
         scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in read}
@@ -145,7 +158,9 @@ class _Nest:
             done = self.run(eqns, frozenset(outputs), {**env, **current}, inner)
             return carry, [done[v] for v in outputs]
 
-        _, stacked = lax.scan(iteration, (), [scanned[v].value for v in variables], length=self.lengths[loop])
+        _, stacked = lax.scan(
+            iteration, (), [scanned[v].value for v in variables], length=self.lengths[loop]
+        )
         return {**env, **{v: _Chunked(c.value, (loop, *c.loops)) for v, c in zip(outputs, stacked)}}
 
 
@@ -154,11 +169,15 @@ def _all_read(eqns):
 
 
 def _first_of_equal(view, chunked):
-    """Drop the leading dimension of loops that a result does not vary over: each iteration computed the same value."""
+    """Drop the leading dimension of loops that a result does not vary over: each iteration computed
+    the same value.
+    """
     value, loops = chunked.value, chunked.loops
     own = {loop for n in value.names for loop in view.placements[n].loops}
     index = tuple(slice(None) if loop in own else 0 for loop in loops)
-    return dataclasses.replace(value, data=value.data[index]), tuple(loop for loop in loops if loop in own)
+    return dataclasses.replace(value, data=value.data[index]), tuple(
+        loop for loop in loops if loop in own
+    )
 
 
 def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chunked:
@@ -181,7 +200,9 @@ def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chu
 
 
 def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> NamedValue:
-    """Undo ``_chunked`` on a result: all elements that a device has of an axis become one dimension again."""
+    """Undo ``_chunked`` on a result: all elements that a device has of an axis become one dimension
+    again.
+    """
     lead = len(loops)
     order: list[int] = []
     shape: list[int] = []

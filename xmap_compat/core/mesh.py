@@ -19,16 +19,17 @@ from xmap_compat.core import errors
 class Mesh(jax.sharding.Mesh):
     """An array of devices with a name for each of its dimensions, usable as a context.
 
-    ``with Mesh(devices, names) as m:`` makes the names available as resources for ``axis_resources`` and lets bare
-    PartitionSpecs be used in ``jax.jit`` and ``jax.lax.with_sharding_constraint``.  The context can be entered again,
-    nested, and used as a decorator.
+    ``with Mesh(devices, names) as m:`` makes the names available as resources for
+    ``axis_resources`` and lets bare PartitionSpecs be used in ``jax.jit`` and
+    ``jax.lax.with_sharding_constraint``.  The context can be entered again, nested, and used as a
+    decorator.
 
-    It is a ``jax.sharding.Mesh``, equal to JAX's mesh of the same devices and names, and accepted wherever
-    that one is.  Only its ``with`` differs, which JAX has deprecated.
+    It is a ``jax.sharding.Mesh``, equal to JAX's mesh of the same devices and names, and accepted
+    wherever that one is.  Only its ``with`` differs, which JAX has deprecated.
 
     Args:
-      devices: an array (or list) of JAX devices; ``np.empty((), object)`` with no names is the empty
-        mesh, in whose scope there are no mesh axes.
+      devices: an array (or list) of JAX devices; ``np.empty((), object)`` with no names is the
+        empty mesh, in whose scope there are no mesh axes.
       axis_names: one name for each dimension of ``devices``; a single string for one dimension.
       axis_types: as for ``jax.sharding.Mesh``.
 
@@ -55,8 +56,9 @@ class Mesh(jax.sharding.Mesh):
         devices = np.asarray(devices, dtype=object)
         if not _is_empty(devices, names):
             _check_devices(devices, names)
-        # JAX keeps one mesh for each array of devices, and compares meshes by identity.  We do the same: our mesh has
-        # all attributes of JAX's mesh, and two of ours are equal if they have the same mesh of JAX's.
+        # JAX keeps one mesh for each array of devices, and compares meshes by identity.  We do the
+        # same: our mesh has all attributes of JAX's mesh, and two of ours are equal if they have
+        # the same mesh of JAX's.
         physical_mesh = jax.sharding.Mesh(devices, names, axis_types)
         mesh = _meshes.get(physical_mesh)
         if mesh is None:
@@ -94,7 +96,9 @@ def mesh_of_jax(mesh: _jax.AnyMesh) -> _jax.AnyMesh:
 
 @contextlib.contextmanager
 def entered(mesh: _jax.AnyMesh | None) -> Iterator[None]:
-    """The context that puts a mesh, which may be abstract, in scope; None leaves the scope as it is."""
+    """The context that puts a mesh, which may be abstract, in scope; None leaves the scope as it
+    is.
+    """
     if mesh is not None and not isinstance(mesh, jax.sharding.AbstractMesh):
         with Mesh(mesh.devices, mesh.axis_names, mesh.axis_types):
             yield
@@ -109,7 +113,9 @@ def entered(mesh: _jax.AnyMesh | None) -> Iterator[None]:
 
 
 def check_mesh(tool: str, mesh: Any) -> _jax.AnyMesh | None:
-    """The argument ``mesh`` of a tool, checked: with devices, abstract, or None for the one in scope."""
+    """The argument ``mesh`` of a tool, checked: with devices, abstract, or None for the one in
+    scope.
+    """
     if not isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh, type(None))):
         wanted = "a mesh, as of Mesh(devices, names) or AbstractMesh(sizes, names)"
         raise errors.should_be(f"The argument mesh of {tool}", wanted, mesh)
@@ -122,7 +128,9 @@ def devices_of(mesh: _jax.AnyMesh | None) -> list[jax.Device]:
 
 
 def _device_of(mesh: _jax.AnyMesh) -> Any:
-    """A device of a mesh, for its platform and kind; None for an abstract mesh that does not say which it has."""
+    """A device of a mesh, for its platform and kind; None for an abstract mesh that does not say
+    which it has.
+    """
     return devices_of(mesh)[0] if isinstance(mesh, jax.sharding.Mesh) else mesh.abstract_device
 
 
@@ -153,7 +161,9 @@ def _mesh_names(axis_names):
 def _bad_names(names):
     is_swapped = any(isinstance(name, jax.Device) for name in np.asarray(names, object).flat)
     advice = f"{'Devices and names are swapped: write' if is_swapped else 'Write'} mesh(devices, ('x', 'y'))"
-    return errors.should_be("The axis names of a mesh", "strings (or hashable, and not None)", names, advice=advice)
+    return errors.should_be(
+        "The axis names of a mesh", "strings (or hashable, and not None)", names, advice=advice
+    )
 
 
 def _check_devices(devices, names):
@@ -219,7 +229,9 @@ def serial_loop(name: Hashable, length: int) -> Iterator[None]:
     """
     if name is None or not isinstance(name, Hashable):
         wanted = "a string (or hashable, and not None)"
-        raise errors.should_be("The name of a serial loop", wanted, name, advice="Write serial_loop('l', 4)")
+        raise errors.should_be(
+            "The name of a serial loop", wanted, name, advice="Write serial_loop('l', 4)"
+        )
     loops = dict(loops_in_scope.value)
     ambient = _jax.ambient_mesh()
     if name in loops or (ambient is not None and name in ambient.shape):
@@ -231,7 +243,9 @@ def serial_loop(name: Hashable, length: int) -> Iterator[None]:
 def _checked_length(length):
     if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
         advice = "Write the number of chunks: SerialLoop(4), or serial_loop('l', 4)"
-        raise errors.should_be("The length of a serial loop", "a positive integer", length, ValueError, advice)
+        raise errors.should_be(
+            "The length of a serial loop", "a positive integer", length, ValueError, advice
+        )
     return length
 
 
@@ -253,8 +267,12 @@ def _bad_mesh_devices(found: Any) -> TypeError:
 
 
 def _repeated_mesh_device(device: Any) -> ValueError:
-    return ValueError(f"A mesh should have each device once, but {device!r} appears more than once. Leave one out")
+    return ValueError(
+        f"A mesh should have each device once, but {device!r} appears more than once. Leave one out"
+    )
 
 
 def _empty_mesh(names: Sequence[Any]) -> ValueError:
-    return ValueError(f"mesh needs at least one device, but got none for the axis names {names!r}. Pass jax.devices()")
+    return ValueError(
+        f"mesh needs at least one device, but got none for the axis names {names!r}. Pass jax.devices()"
+    )

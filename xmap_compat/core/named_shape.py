@@ -1,4 +1,6 @@
-"""``named_shape(x)`` inside a body: the named axes of a value, computed from the operations that made it."""
+"""``named_shape(x)`` inside a body: the named axes of a value, computed from the operations that
+made it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from xmap_compat.core.placement import Placement, enclosing_bodies
 def named_shape(x: Any) -> dict[Hashable, int]:
     """The named axes that a value varies over, with their sizes: ``{'batch': 20}``.
 
-    It is computed from the operations that made the value, so it is exact: an axis that was reduced is gone.
-    Inside a body, ``x.named_shape`` is the same.
+    It is computed from the operations that made the value, so it is exact: an axis that was reduced
+    is gone. Inside a body, ``x.named_shape`` is the same.
 
     Args:
       x: an array or scalar.  Constants, and everything outside of xmapped functions, have ``{}``.

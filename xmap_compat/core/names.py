@@ -16,8 +16,20 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.bodies import bodies_of, carry_of
-from xmap_compat.core.collectives import COLLECTIVES, check_parameters, collectives_in, names_used, result_names
-from xmap_compat.core.errors import LEGACY, einsum_skipped_axis, quoted, repeated_axis, resource_conflict
+from xmap_compat.core.collectives import (
+    COLLECTIVES,
+    check_parameters,
+    collectives_in,
+    names_used,
+    result_names,
+)
+from xmap_compat.core.errors import (
+    LEGACY,
+    einsum_skipped_axis,
+    quoted,
+    repeated_axis,
+    resource_conflict,
+)
 from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import MeshAxis, Placement, is_of_devices
 from xmap_compat.core.specs import AxisName
@@ -33,18 +45,25 @@ class Checker:
     Attributes:
       placements: this xmap's axes.
       fun: the name of the function, for messages.
-      outer_axes: mesh axes that belong to the outermost xmap around this one; known only where a program is
-        checked, not where it is evaluated.
-      met: each ``OwnElement`` that a collective, or a predicate around one, depends on; filled by the inference.
+      outer_axes: mesh axes that belong to the outermost xmap around this one; known only where a
+        program is checked, not where it is evaluated.
+      met: each ``OwnElement`` that a collective, or a predicate around one, depends on; filled by
+      the inference.
     """
 
     placements: Mapping[AxisName, Placement]
     fun: str
     outer_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
     met: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
-    _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
-    _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
-    _taken_by: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[Any, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _around: list[Any] = dataclasses.field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+    _taken_by: dict[Any, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def results(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
         """The named axes of a jaxpr's results, given those of its inputs (without constants)."""
@@ -55,7 +74,9 @@ class Checker:
         return list(self._known[key])
 
     def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
-        """Check a program that a custom rule traced late, and return the named axes of its results."""
+        """Check a program that a custom rule traced late, and return the named axes of its
+        results.
+        """
         placements = {**self.placements, **self.outer_axes}
         return dataclasses.replace(self, placements=placements).results(jaxpr, inputs)
 
@@ -63,7 +84,9 @@ class Checker:
         """The named axes of every variable of a jaxpr."""
         body, _ = _jax.open_jaxpr(jaxpr)
         variables = _jax.input_vars(body)
-        names: dict[Any, Names] = dict(zip(variables, [NONE] * (len(variables) - len(inputs)) + list(inputs)))
+        names: dict[Any, Names] = dict(
+            zip(variables, [NONE] * (len(variables) - len(inputs)) + list(inputs))
+        )
         for eqn in body.eqns:
             outs = self.equation(eqn, [read_names(names, v) for v in eqn.invars])
             names.update(zip(eqn.outvars, outs))
@@ -88,11 +111,15 @@ class Checker:
         return f"a value that an xmapped function {nested} uses at {self.where(eqn)}"
 
     def where(self, eqn: Any) -> str:
-        """The user's line of an equation, or of the call around it: equations of JAX's jitted functions have none."""
+        """The user's line of an equation, or of the call around it: equations of JAX's jitted
+        functions have none.
+        """
         return _jax.where_in_user_code(eqn, *reversed(self._around))
 
     def check_distinct_resources(self, names: Names, place: Callable[[], str]) -> None:
-        """Raise if two of the names need one resource: no device (or iteration of a loop) could hold both."""
+        """Raise if two of the names need one resource: no device (or iteration of a loop) could
+        hold both.
+        """
         if len(names) < 2:
             return
         owner: dict[Any, AxisName] = {}
@@ -115,9 +142,13 @@ class Checker:
             self._around.pop()
 
     def _ordinary(self, eqn, inputs):
-        """An operation in no table, which must name no axes of this xmap, nor hold a program that calls Python."""
+        """An operation in no table, which must name no axes of this xmap, nor hold a program that
+        calls Python.
+        """
         if eqn.primitive.name == "io_callback":
-            self.met.update(alone(_union(inputs), self.placements))  # each device calls it with its own values
+            self.met.update(
+                alone(_union(inputs), self.placements)
+            )  # each device calls it with its own values
         calls = any(inner.primitive.name == "io_callback" for inner, _ in _jax.walk(eqn.params))
         used = names_used(eqn) & self.placements.keys()
         if used or (calls and not eqn.effects):  # with effects, it is evaluated
@@ -126,13 +157,17 @@ class Checker:
 
     def _collective(self, eqn, inputs):
         mentioned = mentioned_names(eqn.params)
-        self._taken_by.update((name, name.taken_by) for name in mentioned if isinstance(name, MeshAxis))
+        self._taken_by.update(
+            (name, name.taken_by) for name in mentioned if isinstance(name, MeshAxis)
+        )
         if len(set(mentioned)) < len(mentioned):
             raise repeated_axis(f"{eqn.primitive.name} at {self.where(eqn)}", mentioned)
         for name in mentioned:
             if name in self.placements and self.placements[name].loops:
                 raise _loop_collective(name, self.where(eqn))
-        sizes = [self.placements[n].size if n in self.placements else lax.axis_size(n) for n in mentioned]
+        sizes = [
+            self.placements[n].size if n in self.placements else lax.axis_size(n) for n in mentioned
+        ]
         row = COLLECTIVES[eqn.primitive.name]
         if inputs and 0 in sizes and not (row.reduces or row.joint):
             raise _no_elements(mentioned[sizes.index(0)], self.where(eqn))
@@ -141,7 +176,10 @@ class Checker:
             self._check_mentions(eqn, inputs)
         inputs = [self._operand(names, mentioned) for names in inputs]
         if len(eqn.outvars) > 1:
-            return [result_names(eqn.primitive.name, eqn.params, [names], self.placements) for names in inputs]
+            return [
+                result_names(eqn.primitive.name, eqn.params, [names], self.placements)
+                for names in inputs
+            ]
         return [result_names(eqn.primitive.name, eqn.params, inputs, self.placements)]
 
     def _operand(self, names, axes):
@@ -150,7 +188,9 @@ class Checker:
         return operand
 
     def note_predicate(self, predicate: Names, *bodies: Any) -> None:
-        """Add to ``met`` what a predicate depends on, if its branches or loops hold collectives or effects."""
+        """Add to ``met`` what a predicate depends on, if its branches or loops hold collectives or
+        effects.
+        """
         if predicate and any(collectives_in(body) or body.effects for body in bodies):
             self.met.update(alone(predicate, self.placements))
 
@@ -196,7 +236,9 @@ def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
         outs: list[list[Names]] = []
         for body in bodies:
             names = checker.results(body.jaxpr, [operands[k] for k in body.operands])
-            predicate, outs = (predicate | names[0], outs) if body.is_condition else (predicate, [*outs, names])
+            predicate, outs = (
+                (predicate | names[0], outs) if body.is_condition else (predicate, [*outs, names])
+            )
         results = [_union([predicate, *names]) for names in zip(*outs)]
         grown = [old | new for old, new in zip(operands[carry], results)]
         if grown == operands[carry]:
@@ -206,17 +248,28 @@ def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
 
 
 def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> list[Names]:
-    """The same names for all results: a solution, or a root, depends on all that its equation depends on."""
+    """The same names for all results: a solution, or a root, depends on all that its equation
+    depends on.
+    """
     union = _union(inputs)
     jaxprs = [body.jaxpr for body in bodies_of(held)]
     results = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]
     return [_union([union, *itertools.chain(*results)])] * len(eqn.outvars)
 
 
-# For the others (custom_vmap, shard_map, linear maps of roots), results vary over the operands' names.
+# For the others (custom_vmap, shard_map, linear maps of roots), results vary over the operands'
+# names.
 _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names], Any], list[Names]]] = {
     **dict.fromkeys(
-        (_jax.Call, _jax.Checkpoint, _jax.CustomJvp, _jax.CustomVjp, _jax.Scan, _jax.While, _jax.Cond),
+        (
+            _jax.Call,
+            _jax.Checkpoint,
+            _jax.CustomJvp,
+            _jax.CustomVjp,
+            _jax.Scan,
+            _jax.While,
+            _jax.Cond,
+        ),
         lambda checker, held, inputs, _: flow_through(checker, held, inputs).results,
     ),
     **dict.fromkeys((_jax.LinearSolve, _jax.HijaxOperation), _of_all_operands),
@@ -237,7 +290,9 @@ def _names_meet(first: Hashable, second: Hashable, resource: Any, place: str) ->
     )
 
 
-def _unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
+def _unsupported_primitive(
+    primitive: str, names: Iterable[Hashable], where: str
+) -> NotImplementedError:
     uses = f"uses the named axes {quoted(names)}" if names else "has an io_callback"
     return NotImplementedError(
         f"xmap_compat does not know the operation `{primitive}`, which {uses} at {where}. "
@@ -254,4 +309,6 @@ def _loop_collective(name: Hashable, where: str) -> RuntimeError:
 
 
 def _no_elements(name: Hashable, where: str) -> ValueError:
-    return ValueError(f"Axis {name} has size 0, so that nothing can move along it at {where}. Leave the call out there")
+    return ValueError(
+        f"Axis {name} has size 0, so that nothing can move along it at {where}. Leave the call out there"
+    )

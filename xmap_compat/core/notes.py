@@ -23,7 +23,9 @@ from xmap_compat.core.specs import argument_path
 
 
 def add_note(error: Exception) -> None:
-    """Add a note that explains an error raised while the user's function is traced, if a note applies."""
+    """Add a note that explains an error raised while the user's function is traced, if a note
+    applies.
+    """
     with contextlib.suppress(Exception):  # the user's error must be the one that shows
         if note := _note_for(error):
             errors.note_once(error, note)
@@ -33,7 +35,10 @@ def add_note_on_captured(error: Exception, declared: Any, args: tuple[Any, ...])
     """Name the captured arrays whose types let JAX infer shardings in a body, if it could not."""
     with contextlib.suppress(Exception):
         certain = "Sharding" in type(error).__name__ and not _jax.explicit_arrays({"args": args})
-        captured = [argument_path(path[1:], path[0].key) for path in _jax.explicit_arrays(_jax.held_by(declared.fun))]
+        captured = [
+            argument_path(path[1:], path[0].key)
+            for path in _jax.explicit_arrays(_jax.held_by(declared.fun))
+        ]
         if certain or (captured and re.search("shard|mesh|replicated", str(error))):
             ours = f"{declared.name} captures {' and '.join(captured) or 'an array'}, whose type is sharded over a mesh"
             remedy = "Pass it to the xmapped function as an argument, with {} in in_axes"
@@ -52,7 +57,9 @@ def _note_for(error: Exception) -> str | None:
     named = _axis_given_by_name(below)
     if named and named not in TAKE_NAMES:
         return _named_function_note(named)
-    if note := next((note for words, note in _OF_TRACING.items() if words in f"{type(error)} {error}"), None):
+    if note := next(
+        (note for words, note in _OF_TRACING.items() if words in f"{type(error)} {error}"), None
+    ):
         return note
     if "'int' object is not iterable" in str(error) and "ppermute" in called:
         return PERMUTATION
@@ -63,7 +70,8 @@ def _note_for(error: Exception) -> str | None:
         or isinstance(error, jax.errors.JAXTypeError | NotImplementedError)
     ):
         return None
-    # The names of inner functions' arguments are unknown: then the note shows the values passed to these functions.
+    # The names of inner functions' arguments are unknown: then the note shows the values passed to
+    # these functions.
     mapped = next(filter(None, (_mapped_variables(*frame) for frame in frames)), None)
     operation = next(filter(_OPERATIONS.__contains__, called), "" if called else "shape")
     return _positional_note(mapped, operation) if mapped else None
@@ -73,25 +81,43 @@ _AXES = ("axis", "axes", "dimension")
 
 
 def _axis_given_by_name(below: Sequence[types.FrameType]) -> str | None:
-    """The function of JAX that got a name where it takes a position; a collective has its names elsewhere."""
+    """The function of JAX that got a name where it takes a position; a collective has its names
+    elsewhere.
+    """
     for frame in below:
         values = [frame.f_locals[parameter] for parameter in _AXES if parameter in frame.f_locals]
         if values:
-            axes = [axis for one in values for axis in (one if isinstance(one, (tuple, list)) else (one,))]
+            axes = [
+                axis
+                for one in values
+                for axis in (one if isinstance(one, (tuple, list)) else (one,))
+            ]
             is_collective = "axis_name" in frame.f_locals
-            return frame.f_code.co_name.strip("_") if any(map(is_name, axes)) and not is_collective else None
+            return (
+                frame.f_code.co_name.strip("_")
+                if any(map(is_name, axes)) and not is_collective
+                else None
+            )
     return None
 
 
-def _mapped_variables(frame: types.FrameType, line: int) -> dict[str, tuple[tuple[int, ...], Mapping[Any, int]]]:
-    """The variables on a line (or of its function, if the source is unknown) that vary over named axes."""
+def _mapped_variables(
+    frame: types.FrameType, line: int
+) -> dict[str, tuple[tuple[int, ...], Mapping[Any, int]]]:
+    """The variables on a line (or of its function, if the source is unknown) that vary over named
+    axes.
+    """
     words = re.findall(r"\w+", linecache.getline(frame.f_code.co_filename, line))
     shapes = {}
     for name, value in frame.f_locals.items():
         if is_array(value) and (not words or name in words):
             with contextlib.suppress(ValueError):  # its named shape is unknown
                 shapes[name] = (jnp.shape(value), named_shape(value))
-    return {name: shapes[name] for name in sorted(shapes, key=[*words, *shapes].index) if shapes[name][1]}
+    return {
+        name: shapes[name]
+        for name in sorted(shapes, key=[*words, *shapes].index)
+        if shapes[name][1]
+    }
 
 
 # ------------------------------------------------------------------------------ words
@@ -107,47 +133,94 @@ TAKE_NAMES = {
     for name in names.split()
 }
 
-# The functions of xmap_compat.numpy with the same names as those of jax.numpy, which take no axis names.
+# The functions of xmap_compat.numpy with the same names as those of jax.numpy, which take no axis
+# names.
 _NAMED = "all any argmax argmin argsort average cumprod cumsum flip median nanmax nanmin norm prod quantile roll sort"
 NAMED_FUNCTIONS = frozenset([*_NAMED.split(), "take"])
 
 _MATMUL = ("operator_matmul", "operator_rmatmul")
-_PRODUCTS = {"dot", "dot_general", "einsum", "inner", "matmul", "matvec", "tensordot", "vdot", "vecdot", *_MATMUL}
-_OPERATIONS = {*vars(jnp), *vars(jnp.linalg), *vars(jax.nn), *vars(jax.lax), "getitem", "iter", "len", *_MATMUL}
-_OTHER_ARGUMENTS = {"one_hot": ", num_classes", "quantile": ", q", "roll": ", shift", "take": ", index"}
+_PRODUCTS = {
+    "dot",
+    "dot_general",
+    "einsum",
+    "inner",
+    "matmul",
+    "matvec",
+    "tensordot",
+    "vdot",
+    "vecdot",
+    *_MATMUL,
+}
+_OPERATIONS = {
+    *vars(jnp),
+    *vars(jnp.linalg),
+    *vars(jax.nn),
+    *vars(jax.lax),
+    "getitem",
+    "iter",
+    "len",
+    *_MATMUL,
+}
+_OTHER_ARGUMENTS = {
+    "one_hot": ", num_classes",
+    "quantile": ", q",
+    "roll": ", shift",
+    "take": ", index",
+}
 
 
-def _positional_note(values: Mapping[str, tuple[Sequence[int], Mapping[Any, int]]], operation: str) -> str:
-    """``values``: variables with their positional and their named shapes; ``operation``: the operation on them."""
+def _positional_note(
+    values: Mapping[str, tuple[Sequence[int], Mapping[Any, int]]], operation: str
+) -> str:
+    """``values``: variables with their positional and their named shapes; ``operation``: the
+    operation on them.
+    """
     described = [
         f"`{variable}` has {f'the positional shape {tuple(shape)}' if shape else 'no positional dimensions'} here; "
         f"its named axes are {{{', '.join(f'{name}: {size}' for name, size in named.items())}}}."
         for variable, (shape, named) in values.items()
     ]
-    named = {variable: [name for name in names if isinstance(name, str)] for variable, (_, names) in values.items()}
+    named = {
+        variable: [name for name in names if isinstance(name, str)]
+        for variable, (_, names) in values.items()
+    }
     return " ".join([*described, *_by_name(operation, named)])
 
 
 def _by_name(operation: str, named: Mapping[str, Sequence[str]]) -> list[str]:
-    """How to write an operation over positional dimensions over its operands' named axes, if that is possible."""
+    """How to write an operation over positional dimensions over its operands' named axes, if that
+    is possible.
+    """
     (variable, names), *others = named.items()
     operation = "take" if operation == "getitem" else operation
     if not names:
         return []
     if operation in _PRODUCTS:
         shared = [(second, k) for second, its in others[:1] for k in names if k in its]
-        each = [f"The sum of products over `{k}` is pdot({variable}, {second}, {k!r})" for second, k in shared]
+        each = [
+            f"The sum of products over `{k}` is pdot({variable}, {second}, {k!r})"
+            for second, k in shared
+        ]
         return (
             ["; ".join(each)]
             if each
             else [f"The sum of products over an axis of both operands is pdot(x, y, {names[0]!r})"]
         )
     if operation in TAKE_NAMES or operation in NAMED_FUNCTIONS:
-        module, more = TAKE_NAMES.get(operation, "xmap_compat.numpy."), _OTHER_ARGUMENTS.get(operation, "")
-        return [f"Along a named axis it is {module}{operation}({variable}{more}, axis={names[0]!r})"]
+        module, more = (
+            TAKE_NAMES.get(operation, "xmap_compat.numpy."),
+            _OTHER_ARGUMENTS.get(operation, ""),
+        )
+        return [
+            f"Along a named axis it is {module}{operation}({variable}{more}, axis={names[0]!r})"
+        ]
     if operation == "iter":
         return [f"The function computes one element of `{names[0]}`: it needs no loop over them"]
-    return [f"The size of a named axis is lax.axis_size({names[0]!r})"] if operation in ("len", "shape") else []
+    return (
+        [f"The size of a named axis is lax.axis_size({names[0]!r})"]
+        if operation in ("len", "shape")
+        else []
+    )
 
 
 def _named_function_note(fun: str) -> str:
@@ -182,7 +255,8 @@ _OF_TRACING = {  # by words of the error or of its type
 }
 
 PERMUTATION = (
-    "The permutation of ppermute is a list of pairs, (source, destination); lax.pshuffle takes a list of sources"
+    "The permutation of ppermute is a list of pairs, (source, destination); "
+    "lax.pshuffle takes a list of sources"
 )
 RESULT = (
     "xmap takes arrays, scalars, or pytrees of them as results, and out_axes name their dimensions. Let a function "

@@ -36,7 +36,9 @@ def positions(params: Params) -> tuple[int, ...]:
 
 
 def _is_position(axis):
-    """Whether JAX reads an axis as a dimension: Python's integers and booleans; NumPy's integers are names."""
+    """Whether JAX reads an axis as a dimension: Python's integers and booleans; NumPy's integers
+    are names.
+    """
     return isinstance(axis, int)
 
 
@@ -47,7 +49,9 @@ def check_groups(primitive: str, params: Params, size: int, where: str) -> None:
     if not covered or len(axis_names(params)) != 1 or len({*map(len, groups)}) != 1:
         what = f"axis_index_groups of `{primitive}` at {where}"
         wanted = f"groups of one size that have all indices of one named axis exactly once, 0 to {size - 1}"
-        raise should_be(what, wanted, groups, ValueError, "Put the remaining indices into such groups")
+        raise should_be(
+            what, wanted, groups, ValueError, "Put the remaining indices into such groups"
+        )
 
 
 def check_source(params: Params, size: int, where: str) -> None:
@@ -57,11 +61,18 @@ def check_source(params: Params, size: int, where: str) -> None:
 
 
 def check_permutation(params: Params, size: int, where: str) -> None:
-    """Raise unless each index is at most once a source and at most once a destination of a ``ppermute``."""
+    """Raise unless each index is at most once a source and at most once a destination of a
+    ``ppermute``.
+    """
     perm = params["perm"]
     is_index = lambda value: isinstance(value, (int, np.integer)) and not isinstance(value, bool)  # noqa: E731
-    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(is_index, pair)) for pair in perm):
-        what, wanted = f"The permutation of ppermute at {where}", "pairs of integers, [(source, destination), ...]"
+    if not all(
+        isinstance(pair, Sequence) and len(pair) == 2 and all(map(is_index, pair)) for pair in perm
+    ):
+        what, wanted = (
+            f"The permutation of ppermute at {where}",
+            "pairs of integers, [(source, destination), ...]",
+        )
         raise should_be(what, wanted, perm, ValueError)
     for end, kind in enumerate(("source", "destination")):
         seen: set[int] = set()
@@ -70,10 +81,15 @@ def check_permutation(params: Params, size: int, where: str) -> None:
                 raise _index_out_of_range("The permutation of ppermute", index, size, where)
             if index in seen:
                 twice = tuple(pair for pair in perm if pair[end] == index)
-                what, advice = f"The {kind} index {index} of ppermute at {where}", "Leave one of these pairs out"
+                what, advice = (
+                    f"The {kind} index {index} of ppermute at {where}",
+                    "Leave one of these pairs out",
+                )
                 raise should_be(what, "in one pair only", twice, ValueError, advice)
             seen.add(index)
 
 
 def _index_out_of_range(what: str, index: int, size: int, where: str) -> ValueError:
-    return ValueError(f"{what} at {where} has the index {index}, but the indices are 0 to {size - 1}. Use these only")
+    return ValueError(
+        f"{what} at {where} has the index {index}, but the indices are 0 to {size - 1}. Use these only"
+    )

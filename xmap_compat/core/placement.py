@@ -20,7 +20,8 @@ from xmap_compat.core.specs import AxisName, check_name
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where one named axis lies: its elements are cut over devices, then over loops; the rest is vectorized.
+    """Where one named axis lies: its elements are cut over devices, then over loops; the rest is
+    vectorized.
 
     Attributes:
       name: the axis.
@@ -50,14 +51,20 @@ class Placement:
 
     @property
     def local_size(self) -> int:
-        """The number of elements computed at once on one device: the size of the vectorized dimension."""
+        """The number of elements computed at once on one device: the size of the vectorized
+        dimension.
+        """
         return self.device_size // math.prod(self.loop_sizes)
 
     @property
     def executed_by(self) -> tuple[str, ...]:
         """``'shard_map'``, ``'loop'`` and ``'vmap'``, those that apply, outermost first."""
         split = bool(self.mesh_axes or self.loops)
-        used = (self.mesh_axes, "shard_map"), (self.loops, "loop"), (self.local_size != 1 or not split, "vmap")
+        used = (
+            (self.mesh_axes, "shard_map"),
+            (self.loops, "loop"),
+            (self.local_size != 1 or not split, "vmap"),
+        )
         return tuple(word for applies, word in used if applies)
 
     def without_loops(self) -> Placement:
@@ -65,12 +72,18 @@ class Placement:
 
     def on_mesh_axes(self) -> Placement:
         """The same placement inside an enclosing xmap: mesh axes are named axes there."""
-        return dataclasses.replace(self, mesh_axes=tuple(MeshAxis(axis, self.name) for axis in self.mesh_axes))
+        return dataclasses.replace(
+            self, mesh_axes=tuple(MeshAxis(axis, self.name) for axis in self.mesh_axes)
+        )
 
     @property
     def resources(self) -> frozenset[Hashable]:
         """The resources that it shares with no other axis of a value."""
-        return frozenset() if isinstance(self.name, OwnElement) else frozenset((*self.mesh_axes, *self.loops))
+        return (
+            frozenset()
+            if isinstance(self.name, OwnElement)
+            else frozenset((*self.mesh_axes, *self.loops))
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +103,9 @@ class MeshAxis:
 
 
 class OwnElement(MeshAxis):
-    """A mesh axis along which each device may have its own value, which no spec says: see ``core/undeclared.py``."""
+    """A mesh axis along which each device may have its own value, which no spec says: see
+    ``core/undeclared.py``.
+    """
 
     def __str__(self) -> str:
         return f"{self.mesh_axis} (own element)"
@@ -127,7 +142,14 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
 
 def _check_resource(name, resource):
     """Any hashable may name a mesh axis or a loop; refuse those that surely mean something else."""
-    others = (tuple, type, jax.Device, jax.sharding.Mesh, jax.sharding.PartitionSpec, jax.sharding.Sharding)
+    others = (
+        tuple,
+        type,
+        jax.Device,
+        jax.sharding.Mesh,
+        jax.sharding.PartitionSpec,
+        jax.sharding.Sharding,
+    )
     if resource is None or resource is ... or isinstance(resource, others):
         raise _bad_resource(name, resource)
     try:
@@ -144,8 +166,12 @@ def _bad_resource(name, resource):
     return errors.should_be(f"The resources of axis {name}", wanted, resource, advice=advice)
 
 
-def known_axes(resources: Resources, names: Sequence[AxisName], undeclared: bool) -> dict[AxisName, tuple[Any, ...]]:
-    """The resources of axes that the call has; for others, which have no effect, unmodified programs get a warning."""
+def known_axes(
+    resources: Resources, names: Sequence[AxisName], undeclared: bool
+) -> dict[AxisName, tuple[Any, ...]]:
+    """The resources of axes that the call has; for others, which have no effect, unmodified
+    programs get a warning.
+    """
     unknown = {name: entries for name, entries in resources.items() if name not in names}
     if unknown:
         error = _unknown_axes(unknown, names)
@@ -155,10 +181,14 @@ def known_axes(resources: Resources, names: Sequence[AxisName], undeclared: bool
     return {name: entries for name, entries in resources.items() if name in names}
 
 
-def _unknown_axes(unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> ValueError:
+def _unknown_axes(
+    unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]
+) -> ValueError:
     """``unknown``: axes that the call does not have, and the resources that they are given."""
     turned = {r: name for name, entries in unknown.items() for r in entries if r in known}
-    meant = f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unknown, known)
+    meant = (
+        f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unknown, known)
+    )
     return ValueError(
         f"axis_resources has entries for {quoted(unknown)}, which neither in_axes nor axis_sizes name: the axes of "
         f"this xmap are {quoted(known) or 'none'}{meant or '. Name one of these, or leave the entry out'}"
@@ -183,13 +213,20 @@ class Scope:
 def current_scope() -> Scope:
     ambient = _jax.ambient_mesh()
     mesh = mesh_of_jax(ambient) if ambient is not None else None
-    if _bodies.stack and isinstance(around := _bodies.stack[-1].scope.mesh, jax.sharding.AbstractMesh):
-        mesh = around if not isinstance(mesh, jax.sharding.Mesh) else mesh  # no types are in effect in a body
+    if _bodies.stack and isinstance(
+        around := _bodies.stack[-1].scope.mesh, jax.sharding.AbstractMesh
+    ):
+        mesh = (
+            around if not isinstance(mesh, jax.sharding.Mesh) else mesh
+        )  # no types are in effect in a body
     return Scope(mesh, tuple(loops_in_scope.value))
 
 
 def place_axes(
-    sizes: Mapping[AxisName, int], resources: Resources, scope: Scope, origins: Mapping[AxisName, str] | None = None
+    sizes: Mapping[AxisName, int],
+    resources: Resources,
+    scope: Scope,
+    origins: Mapping[AxisName, str] | None = None,
 ) -> dict[AxisName, Placement]:
     """One Placement for each axis; ``origins`` says for messages which argument each size is from.
 
@@ -206,7 +243,10 @@ def place_axes(
     if shadowed := [r for r in wanted if r in mesh_shape and r in loops]:
         raise errors.mesh_shadows_loops(shadowed)
     places = {name: (origins or {}).get(name, "axis_sizes") for name in sizes}
-    return {n: _place(n, size, resources.get(n, ()), mesh_shape, loops, places[n]) for n, size in sizes.items()}
+    return {
+        n: _place(n, size, resources.get(n, ()), mesh_shape, loops, places[n])
+        for n, size in sizes.items()
+    }
 
 
 def _place(name, size, entries, mesh_shape, loops, origin):
@@ -232,7 +272,9 @@ def _misplaced_resource(name: Hashable, resources: Any, is_repeated: bool) -> Va
     ours = f"axis_resources give `{name}` the resources {resources!r}, but"
     if is_repeated:
         legacy = "Resource assignment of a single axis must be a tuple of distinct resources"
-        return ValueError(f"{ours} one of these is repeated. Name each resource once{LEGACY}{legacy}")
+        return ValueError(
+            f"{ours} one of these is repeated. Name each resource once{LEGACY}{legacy}"
+        )
     legacy = "Loop resources should come after mesh axes in the resource assignment of an axis"
     return ValueError(f"{ours} loops come last. Write the mesh axes first{LEGACY}{legacy}")
 
@@ -250,7 +292,8 @@ class Body:
       sizes: its axes.
       scope: the resources in scope at its call.
       mesh_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
-      inputs: the arguments of the function and their named axes, once it is called; none in the body of another.
+      inputs: the arguments of the function and their named axes, once it is called; none in the
+      body of another.
     """
 
     sizes: Mapping[AxisName, int]

@@ -1,6 +1,7 @@
 """The attributes that JAX has only while a body is traced.
 
-This module has those that the core itself needs; ``xmap_compat.vocabulary`` adds the functions that JAX has removed.
+This module has those that the core itself needs; ``xmap_compat.vocabulary`` adds the functions that
+JAX has removed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def _in_body() -> bool:
 
 
 def is_name(axis: Any) -> bool:
-    """Whether an ``axis`` argument inside a body names an axis: any string, or any name in scope."""
+    """Whether an ``axis`` argument inside a body names an axis: any string, or any name in
+    scope.
+    """
     if not _in_body() or axis is None or isinstance(axis, (int, tuple, list)):
         return False
     if isinstance(axis, str):
@@ -33,7 +36,9 @@ def is_name(axis: Any) -> bool:
 
 
 class _NamesOfType(Mapping):
-    """A type's named shape in a body: programs can pass it on to other types, but cannot read it."""
+    """A type's named shape in a body: programs can pass it on to other types, but cannot read
+    it.
+    """
 
     def __init__(self, aval: Any):
         self._aval = aval
@@ -52,12 +57,16 @@ def _type_has_no_names(aval: Any) -> TypeError:
 
 
 def _named_shape_of_type(aval: Any) -> Mapping[AxisName, int]:
-    """``x.aval.named_shape``: empty outside of bodies, as in legacy; inside a body, a type does not know its names."""
+    """``x.aval.named_shape``: empty outside of bodies, as in legacy; inside a body, a type does not
+    know its names.
+    """
     return _NamesOfType(aval) if _in_body() else {}
 
 
 def _extremum_tangent(x, tangent, out, axes, axis_index_groups):
-    """Ties share the tangent equally.  Integers among the axes are positional dimensions that the extremum lacks."""
+    """Ties share the tangent equally.  Integers among the axes are positional dimensions that the
+    extremum lacks.
+    """
     kept = lax.expand_dims(out, [a for a in axes if isinstance(a, int)])
     ties = (x == kept).astype(x.dtype)
     total = lambda v: lax.psum(v, axes, axis_index_groups=axis_index_groups)  # noqa: E731

@@ -81,7 +81,10 @@ def argument_path(args_path: Sequence[Any], root: str) -> str:
     A class that was registered without keys only numbers its children: ``args[0].<child 1>``.
     """
     unnamed = jax.tree_util.FlattenedIndexKey
-    keys = (f".<child {k.key}>" if isinstance(k, unnamed) else jax.tree_util.keystr((k,)) for k in args_path)
+    keys = (
+        f".<child {k.key}>" if isinstance(k, unnamed) else jax.tree_util.keystr((k,))
+        for k in args_path
+    )
     return root + "".join(keys)
 
 
@@ -96,7 +99,9 @@ def parse_axis_sizes(axis_sizes: Any) -> dict[AxisName, int]:
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
             raise should_be(f"The size of axis {name} in axis_sizes", "an integer, such as 8", size)
         if size < 0:
-            raise should_be(f"The size of axis {name} in axis_sizes", "at least 0", size, ValueError)
+            raise should_be(
+                f"The size of axis {name} in axis_sizes", "at least 0", size, ValueError
+            )
         sizes[name] = int(size)
     return sizes
 
@@ -110,12 +115,16 @@ def _is_container(x):
 
 
 def is_spec(entry):
-    """Whether in_axes or out_axes, or a node of them, is one specification and not a container of them."""
+    """Whether in_axes or out_axes, or a node of them, is one specification and not a container of
+    them.
+    """
     if isinstance(entry, dict):
         return not any(_is_container(value) for value in entry.values() if value is not None)
     if isinstance(entry, list):
         return _is_list_spec(entry)
-    return isinstance(entry, tuple) and (not entry or (type(entry) is tuple and _is_list_spec(entry)))
+    return isinstance(entry, tuple) and (
+        not entry or (type(entry) is tuple and _is_list_spec(entry))
+    )
 
 
 def _is_list_spec(entry):
@@ -196,8 +205,12 @@ def _spec_meant(spec: Any) -> str:
     if isinstance(spec, (int, np.integer)):
         leading = "['name', ...] or " if spec == 0 else ""
         return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
-    if isinstance(spec, dict) and all(isinstance(value, (int, np.integer)) for value in spec.values()):
-        return f". Write it the other way round: {show({value: key for key, value in spec.items()})}"
+    if isinstance(spec, dict) and all(
+        isinstance(value, (int, np.integer)) for value in spec.values()
+    ):
+        return (
+            f". Write it the other way round: {show({value: key for key, value in spec.items()})}"
+        )
     return ". Write a list of names, or {position: name} with integers for positions"
 
 
@@ -208,7 +221,10 @@ def _bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
     if isinstance(name, tuple):
         reason = "JAX reads a tuple as several names"
     if isinstance(name, jax.sharding.PartitionSpec):
-        reason, remedy = _PARTITION_SPEC, "Name the dimensions of an array with a list, e.g. ['i', ...]"
+        reason, remedy = (
+            _PARTITION_SPEC,
+            "Name the dimensions of an array with a list, e.g. ['i', ...]",
+        )
     if isinstance(name, (bool, np.bool_)):
         reason = "JAX reads a truth value as the position 0 or 1"
     if isinstance(name, (list, dict)) and isinstance(spec, tuple) and spec[-1] is ...:

@@ -23,7 +23,8 @@ class NamedProgram:
     """A function over named axes as a value.
 
     Attributes:
-      jaxpr: its collectives mention the user's axis names; its arrays have positional dimensions only.
+      jaxpr: its collectives mention the user's axis names; its arrays have positional dimensions
+      only.
       consts: the values that it closes over.
       out_tree: the structure of its results.
       out_types: shape and dtype of each result, named dimensions left out.
@@ -87,7 +88,8 @@ def _trace(fun, types, body):
         except NameError as error:
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
-            # The error is changed in place, so that its traceback stays short and ends at the user's line.
+            # The error is changed in place, so that its traceback stays short and ends at the
+            # user's line.
             mesh_axes = getattr(body.scope.mesh, "axis_names", ())
             error.args = errors.unbound_name(str(error), sizes_in_scope(), mesh_axes).args
             raise error from None  # JAX has tried the name as a position
@@ -108,12 +110,15 @@ def _new_mesh_axes(body):
 
 @contextlib.contextmanager
 def _body_context(body: Body) -> Iterator[None]:
-    """The context for tracing a body: this thread knows its axes, and JAX has the removed vocabulary again."""
+    """The context for tracing a body: this thread knows its axes, and JAX has the removed
+    vocabulary again.
+    """
     with entered_body(body), restored(), _by_our_rules(True):
         yield
 
 
-# Part of jit's cache key: programs that JAX's own rules made of a jitted function outside must not be used inside.
+# Part of jit's cache key: programs that JAX's own rules made of a jitted function outside must not
+# be used inside.
 _by_our_rules = jax.make_user_context(default_value=False)
 
 

@@ -1,11 +1,13 @@
-"""Results that vary over an axis that their ``out_axes`` leave out, as in legacy: under ``install()`` only.
+"""Results that vary over an axis that their ``out_axes`` leave out, as in legacy: under
+``install()`` only.
 
-Where the axis fills its mesh axes, each device keeps its own element.  Reading the result gives the element of index 0,
-and the next xmap over the same mesh gets each device's own element there.  Programs that feed a decode state
-back rely on both.  Nothing is broadcast.
+Where the axis fills its mesh axes, each device keeps its own element.  Reading the result gives the
+element of index 0, and the next xmap over the same mesh gets each device's own element there.
+Programs that feed a decode state back rely on both.  Nothing is broadcast.
 
-No array shows whether it is such a result.  So once one ``exist``s, any argument may differ along each mesh axis, and
-varies over an ``OwnElement``.  A call is evaluated with these if a collective, or a predicate around one, needs them.
+No array shows whether it is such a result.  So once one ``exist``s, any argument may differ along
+each mesh axis, and varies over an ``OwnElement``.  A call is evaluated with these if a collective,
+or a predicate around one, needs them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _warned: set[tuple[str, str, tuple[AxisName, ...]]] = set()
 
 
 def can_stay(extra: Sequence[AxisName], placements: Mapping[AxisName, Placement]) -> bool:
-    """Whether legacy returned a result that varies over these axes: each has one element on each device."""
+    """Whether legacy returned a result that varies over these axes: each has one element on each
+    device.
+    """
     places = [placements[name] for name in extra]
     return all(p.mesh_axes and p.local_size == 1 and not p.loops for p in places)
 
@@ -56,7 +60,10 @@ def warn(path: str, extra: Sequence[AxisName]) -> None:
 def own_elements(mesh_axes: Iterable[Hashable], mesh: Any) -> dict[AxisName, Placement]:
     """Mesh axes as axes of values that differ between devices although their specs say nothing."""
     own = [OwnElement(axis) for axis in mesh.axis_names if axis in mesh_axes] if mesh_axes else []
-    return {n: Placement(n, mesh.shape[n.mesh_axis], (n.mesh_axis,), (mesh.shape[n.mesh_axis],)) for n in own}
+    return {
+        n: Placement(n, mesh.shape[n.mesh_axis], (n.mesh_axis,), (mesh.shape[n.mesh_axis],))
+        for n in own
+    }
 
 
 def own_elements_of(placements: Iterable[AxisName]) -> list[OwnElement]:
@@ -66,19 +73,30 @@ def own_elements_of(placements: Iterable[AxisName]) -> list[OwnElement]:
 def names_at_entry(
     consts: Sequence[Any], inputs: Sequence[Names], placements: Mapping[AxisName, Placement]
 ) -> list[Names]:
-    """The names of captured values and of arguments: also each ``OwnElement`` on which none of their axes lies."""
+    """The names of captured values and of arguments: also each ``OwnElement`` on which none of
+    their axes lies.
+    """
     own = own_elements_of(placements)
 
     def entering(names: Names) -> Names:
         split = {m for n in names for m in placements[n].mesh_axes}
         return names.union(n for n in own if n.mesh_axis not in split)
 
-    alike = [not isinstance(x, jax.core.Tracer) and len(getattr(x, "devices", set)()) < 2 for x in consts]
-    return [*(frozenset() if same else entering(frozenset()) for same in alike), *map(entering, inputs)]
+    alike = [
+        not isinstance(x, jax.core.Tracer) and len(getattr(x, "devices", set)()) < 2 for x in consts
+    ]
+    return [
+        *(frozenset() if same else entering(frozenset()) for same in alike),
+        *map(entering, inputs),
+    ]
 
 
-def operand_names(names: Names, axes: Iterable[AxisName], placements: Mapping[AxisName, Placement]) -> Names:
-    """The names of a collective's operand: it varies over those of its axes on which it has an ``OwnElement``."""
+def operand_names(
+    names: Names, axes: Iterable[AxisName], placements: Mapping[AxisName, Placement]
+) -> Names:
+    """The names of a collective's operand: it varies over those of its axes on which it has an
+    ``OwnElement``.
+    """
     if not (own := own_elements_of(names)):
         return names
     split = {m: a for a in axes if a in placements for m in placements[a].mesh_axes}
@@ -87,24 +105,37 @@ def operand_names(names: Names, axes: Iterable[AxisName], placements: Mapping[Ax
 
 
 def alone(names: Names, placements: Mapping[AxisName, Placement]) -> list[OwnElement]:
-    """The mesh axes along which a value may differ between devices although no named axis of it lies there."""
+    """The mesh axes along which a value may differ between devices although no named axis of it
+    lies there.
+    """
     split = {m for n in names if not isinstance(n, OwnElement) for m in placements[n].mesh_axes}
     return [n for n in own_elements_of(names) if split.isdisjoint(placements[n].mesh_axes)]
 
 
 def mesh_of_results(declared: Any, mesh: Any) -> Any:
-    """The mesh in scope, if such results may lie on it when a call without mesh resources gets them."""
-    may = declared.undeclared and declared.backend is None and exist.value and not _jax.in_manual_region()
+    """The mesh in scope, if such results may lie on it when a call without mesh resources gets
+    them.
+    """
+    may = (
+        declared.undeclared
+        and declared.backend is None
+        and exist.value
+        and not _jax.in_manual_region()
+    )
     return mesh if may and isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1 else None
 
 
 def of_first_device(leaves: Sequence[Any], mesh: Any) -> list[Any]:
-    """The arguments as the first device has them: legacy ran a call without mesh resources on one device."""
+    """The arguments as the first device has them: legacy ran a call without mesh resources on one
+    device.
+    """
     everywhere, staged = PartitionSpec(), _jax.mesh_to_stage(mesh)
 
     def first(x):
         if _jax.is_key(x):
-            return jax.random.wrap_key_data(first(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+            return jax.random.wrap_key_data(
+                first(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+            )
         mine = jnp.where(lax.axis_index(mesh.axis_names) == 0, x, jnp.zeros_like(x))
         return lax.psum(mine, mesh.axis_names).astype(x.dtype)
 
@@ -120,7 +151,9 @@ def of_first_device(leaves: Sequence[Any], mesh: Any) -> list[Any]:
         with _jax.context_of(mesh):
             return mapped(_jax.resharded(leaves, [everywhere] * len(leaves), staged))
 
-    taken.defjvp(lambda primals, tangents: (taken(*primals), *tangents))  # where they were equal, they still are
+    taken.defjvp(
+        lambda primals, tangents: (taken(*primals), *tangents)
+    )  # where they were equal, they still are
     return taken(list(map(jnp.asarray, leaves)))
 
 

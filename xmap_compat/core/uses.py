@@ -1,10 +1,11 @@
 """Find the gathers that are better typed as varying, from the uses of their results.
 
-A gathered value is equal on all devices.  If its type says so, the value is cast to varying where it meets a varying
-value, and the transpose of that cast is an all-reduce.  If its type is varying, the transpose of the gather is a
-reduce-scatter of half the bytes, which suits the weights of FSDP.  But then all uses of the value must vary over the
-gathered mesh axes, and its whole cotangent is sent even if the value shrinks first, as in ``all_gather(x).sum(0) * x``.
-A backward pass over each body finds over which mesh axes the uses of every value vary, and how much is cast there.
+A gathered value is equal on all devices.  If its type says so, the value is cast to varying where
+it meets a varying value, and the transpose of that cast is an all-reduce.  If its type is varying,
+the transpose of the gather is a reduce-scatter of half the bytes, which suits the weights of FSDP.
+But then all uses of the value must vary over the gathered mesh axes, and its whole cotangent is
+sent even if the value shrinks first, as in ``all_gather(x).sum(0) * x``. A backward pass over each
+body finds over which mesh axes the uses of every value vary, and how much is cast there.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from xmap_compat.core.names import Checker, Names, flow_through, read_names
 from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.specs import AxisName
 
-# For each mesh axis that a use of a value is cast to, sooner or later: how many elements are cast, on one device, of
-# the results that are computed from the value; None if the value itself is cast.
+# For each mesh axis that a use of a value is cast to, sooner or later: how many elements are cast,
+# on one device, of the results that are computed from the value; None if the value itself is cast.
 Use = Mapping[Any, float | None]
 
 
@@ -36,7 +37,11 @@ class _Value(NamedTuple):
 
 
 def varying_gathers(
-    view: DeviceView, checker: Checker, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]
+    view: DeviceView,
+    checker: Checker,
+    jaxpr: Any,
+    inputs: Sequence[Names],
+    results: Sequence[Names],
 ) -> frozenset[Any]:
     """The equations of a program whose gathers are better typed as varying.
 
@@ -54,7 +59,11 @@ def varying_gathers(
 def _gathered(eqn: Any) -> tuple[AxisName, ...]:
     """The axes that an equation gathers into a result that is equal for all their elements."""
     groups = eqn.params.get("axis_index_groups")
-    return axis_names(eqn.params) if eqn.primitive.name in ("all_gather", "device_gather") and groups is None else ()
+    return (
+        axis_names(eqn.params)
+        if eqn.primitive.name in ("all_gather", "device_gather") and groups is None
+        else ()
+    )
 
 
 def _gathers_in(held: Any) -> Iterator[Any]:
@@ -64,7 +73,9 @@ def _gathers_in(held: Any) -> Iterator[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Uses:
-    """The backward pass; ``chosen`` says for each gather whether a varying type is better in all calls of its body."""
+    """The backward pass; ``chosen`` says for each gather whether a varying type is better in all
+    calls of its body.
+    """
 
     view: DeviceView
     checker: Checker
@@ -96,7 +107,9 @@ class _Uses:
             if eqn is not None:
                 after = [self._together(value(v), uses[v]) for v in eqn.outvars]
                 operands, outs = (list(map(value, atoms)) for atoms in (eqn.invars, eqn.outvars))
-                latest = list(zip(eqn.invars, self._of_operands(eqn, operands, outs, after), strict=True))
+                latest = list(
+                    zip(eqn.invars, self._of_operands(eqn, operands, outs, after), strict=True)
+                )
         return [self._together(value(v), uses[v]) for v in input_vars]
 
     def _value(self, aval, names):
@@ -108,7 +121,9 @@ class _Uses:
         return dict.fromkeys(self.view.mesh_axes_of(self.view.own(names)))
 
     def _together(self, value: _Value, uses: Sequence[Use]) -> dict[Any, float]:
-        """All uses of a value together: the axes that all of them are cast to; one cast serves several uses."""
+        """All uses of a value together: the axes that all of them are cast to; one cast serves
+        several uses.
+        """
         together = {}
         for axis in self.view.mesh_axes:
             if all(axis in use for use in uses):
@@ -121,7 +136,9 @@ class _Uses:
         structured = _jax.read(eqn)
         if isinstance(structured, (_jax.Call, _jax.Checkpoint, _jax.Scan, _jax.Cond)):
             return self._of_bodies(structured, operands, after)
-        if isinstance(structured, _jax.CustomJvp):  # only the type of its rule is known: each result varies by itself
+        if isinstance(
+            structured, _jax.CustomJvp
+        ):  # only the type of its rule is known: each result varies by itself
             self.leave(structured.body)
             shared = frozenset.intersection(*(v.names for v in outs)) if outs else frozenset()
             return _of_ordinary(operands, after, self.cast_to(shared))
@@ -130,7 +147,11 @@ class _Uses:
         together = self.cast_to(frozenset().union(*(v.names for v in operands)))
         if eqn.primitive.name in COLLECTIVES:
             joint = COLLECTIVES[eqn.primitive.name].joint
-            return [together] * len(operands) if joint else [self.cast_to(v.names) for _, v in zip(operands, outs)]
+            return (
+                [together] * len(operands)
+                if joint
+                else [self.cast_to(v.names) for _, v in zip(operands, outs)]
+            )
         if structured is None and not _jax.has_side_effect(eqn) and not names_used(eqn):
             return _of_ordinary(operands, after, together)
         for body in _jax.subjaxprs(eqn.params):
@@ -138,9 +159,11 @@ class _Uses:
         return [{}] * len(operands)
 
     def _of_bodies(self, held, operands, after):
-        """A carry is cast before the first iteration and after each; other values are cast in each iteration.
+        """A carry is cast before the first iteration and after each; other values are cast in each
+        iteration.
 
-        Each result of branches is cast to vary over all that it varies over in some branch, operands as the index does.
+        Each result of branches is cast to vary over all that it varies over in some branch,
+        operands as the index does.
         """
         names, results, predicate = flow_through(self.checker, held, [v.names for v in operands])
         carry, before = range(len(operands))[carry_of(held)], self.cast_to(predicate)
@@ -154,7 +177,11 @@ class _Uses:
             for k, use in zip(body.operands, entering):
                 inside[k].append(_times(use, iterations if body.repeats else 0))
         return [
-            self.cast_to(names[k]) if k in carry else {**self._together(v, inside[k]), **before} if inside[k] else {}
+            self.cast_to(names[k])
+            if k in carry
+            else {**self._together(v, inside[k]), **before}
+            if inside[k]
+            else {}
             for k, v in enumerate(operands)
         ]
 
@@ -171,9 +198,17 @@ class _Uses:
 
 
 def _of_ordinary(operands: Sequence[_Value], after: Sequence[Use], together: Use) -> list[Use]:
-    """Operands are cast where one of them varies; over other axes the results are cast, where their uses are."""
-    ahead = [axis for axis in after[0] if axis not in together and all(axis in use for use in after)] if after else []
-    return [{**together, **{axis: sum(use[axis] or 0 for use in after) for axis in ahead}}] * len(operands)
+    """Operands are cast where one of them varies; over other axes the results are cast, where their
+    uses are.
+    """
+    ahead = (
+        [axis for axis in after[0] if axis not in together and all(axis in use for use in after)]
+        if after
+        else []
+    )
+    return [{**together, **{axis: sum(use[axis] or 0 for use in after) for axis in ahead}}] * len(
+        operands
+    )
 
 
 def _times(use: Use, iterations: float) -> Use:

@@ -25,7 +25,9 @@ from xmap_compat.core.specs import AxisName
 Dims = tuple[AxisName | None, ...]
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["dims", "names"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["dims", "names"]
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class NamedValue:
     """An array with names on some of its dimensions.
@@ -79,7 +81,8 @@ def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]
 
 
 class _CotangentAxis(enum.Enum):
-    """An axis of one element: in ``names`` of values that a custom backward rule computes from cotangents.
+    """An axis of one element: in ``names`` of values that a custom backward rule computes from
+    cotangents.
 
     Where such a value does not vary over an axis, it has been summed over it before the rule runs.
     """
@@ -101,7 +104,11 @@ def leading(value: NamedValue, names: Sequence[AxisName]) -> Any:
     """The data with the local dimensions of ``names`` first, in that order."""
     front = [value.dims.index(n) for n in names]
     rest = [k for k in range(len(value.dims)) if k not in front]
-    return value.data if front == list(range(len(front))) else lax.transpose(value.data, (*front, *rest))
+    return (
+        value.data
+        if front == list(range(len(front)))
+        else lax.transpose(value.data, (*front, *rest))
+    )
 
 
 def without(dims: Dims, names: Iterable[AxisName]) -> Dims:
@@ -115,7 +122,9 @@ def move_positional(value: NamedValue, source: int, destination: int) -> NamedVa
     order = unnamed.copy()
     order.insert(destination, order.pop(source))
     unnamed_iter = iter(order)
-    permutation = [k if name is not None else next(unnamed_iter) for k, name in enumerate(value.dims)]
+    permutation = [
+        k if name is not None else next(unnamed_iter) for k, name in enumerate(value.dims)
+    ]
     if permutation == list(range(len(permutation))):
         return value
     return NamedValue(lax.transpose(value.data, permutation), value.dims, value.names)
@@ -136,4 +145,6 @@ def merge_positional(value: NamedValue, position: int) -> NamedValue:
 def squeeze_positional(value: NamedValue, position: int) -> NamedValue:
     """Drop a positional dimension of one element."""
     at = value.positional_dims()[position]
-    return NamedValue(lax.squeeze(value.data, (at,)), (*value.dims[:at], *value.dims[at + 1 :]), value.names)
+    return NamedValue(
+        lax.squeeze(value.data, (at,)), (*value.dims[:at], *value.dims[at + 1 :]), value.names
+    )

@@ -49,7 +49,8 @@ def watching(watcher: Watcher, jitted: bool) -> Iterator[None]:
     """Watch what is traced here.
 
     Args:
-      jitted: whether jitted functions call xmapped ones: JAX must not reuse traces that were made without the watcher.
+      jitted: whether jitted functions call xmapped ones: JAX must not reuse traces that were made
+      without the watcher.
     """
     token = _watcher.set(watcher)
     try:
@@ -63,7 +64,9 @@ _everywhere: dict[object, Watcher] = {}
 
 
 def watch_everywhere(watcher: Watcher) -> Callable[[], object]:
-    """Have ``traced`` and ``constructed`` of a watcher called in all threads; returns a function that ends this."""
+    """Have ``traced`` and ``constructed`` of a watcher called in all threads; returns a function
+    that ends this.
+    """
     key = object()
     _everywhere[key] = watcher
     return lambda: _everywhere.pop(key, None)
@@ -71,4 +74,7 @@ def watch_everywhere(watcher: Watcher) -> Callable[[], object]:
 
 def watchers() -> list[Watcher]:
     """Those of this thread and of all."""
-    return [_watcher.get(), *list(_everywhere.values())]  # a copy, as other threads may remove theirs
+    return [
+        _watcher.get(),
+        *list(_everywhere.values()),
+    ]  # a copy, as other threads may remove theirs

@@ -1,4 +1,6 @@
-"""Functions with their old signatures, which call the functions of today; and names that are refused at use."""
+"""Functions with their old signatures, which call the functions of today; and names that are
+refused at use.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,37 @@ _is_none = lambda x: x is None  # noqa: E731
 
 
 def _specs(resources: Any, on_mesh: bool = True) -> Any:
-    """Shardings of today: None meant "whole on every device" of a mesh in scope, and now means "as it comes"."""
+    """Shardings of today: None meant "whole on every device" of a mesh in scope, and now means "as
+    it comes".
+    """
     whole = P() if on_mesh else None
-    return jax.tree.map(lambda x: None if x is FROM_GDA else whole if x is None else x, resources, is_leaf=_is_none)
+    return jax.tree.map(
+        lambda x: None if x is FROM_GDA else whole if x is None else x, resources, is_leaf=_is_none
+    )
 
 
-def pjit(fun, in_axis_resources=UNSET, out_axis_resources=UNSET, static_argnums=None, donate_argnums=None, **options):
-    """``jax.experimental.pjit.pjit`` with ``in_axis_resources`` and ``out_axis_resources`` (or, later, shardings)."""
+def pjit(
+    fun,
+    in_axis_resources=UNSET,
+    out_axis_resources=UNSET,
+    static_argnums=None,
+    donate_argnums=None,
+    **options,
+):
+    """``jax.experimental.pjit.pjit`` with ``in_axis_resources`` and ``out_axis_resources`` (or,
+    later, shardings).
+    """
     options = {"static_argnums": static_argnums, "donate_argnums": donate_argnums, **options}
     given = {"in_shardings": in_axis_resources, "out_shardings": out_axis_resources}
     given = {keyword: options.pop(keyword, resources) for keyword, resources in given.items()}
     given = {keyword: resources for keyword, resources in given.items() if resources is not UNSET}
     on_mesh, without = ({k: _specs(r, there) for k, r in given.items()} for there in (True, False))
     jitted = jax.jit(fun, **options, **on_mesh)
-    return jitted if on_mesh == without else _WithOrWithoutMesh(jitted, jax.jit(fun, **options, **without))
+    return (
+        jitted
+        if on_mesh == without
+        else _WithOrWithoutMesh(jitted, jax.jit(fun, **options, **without))
+    )
 
 
 class _WithOrWithoutMesh:
@@ -61,7 +80,9 @@ class _WithOrWithoutMesh:
 
 def with_sharding_constraint(x: Any, axis_resources: Any = UNSET, *, shardings: Any = UNSET) -> Any:
     """The function of ``jax.experimental.pjit``, with ``axis_resources``."""
-    return jax.lax.with_sharding_constraint(x, _specs(axis_resources) if shardings is UNSET else shardings)
+    return jax.lax.with_sharding_constraint(
+        x, _specs(axis_resources) if shardings is UNSET else shardings
+    )
 
 
 class _JaxArrays(type):
@@ -77,7 +98,9 @@ class GlobalDeviceArray(metaclass=_JaxArrays):
 
     def __new__(cls, global_shape, global_mesh, mesh_axes, device_buffers):
         sharding = jax.sharding.NamedSharding(global_mesh, P(*mesh_axes))
-        return jax.make_array_from_single_device_arrays(tuple(global_shape), sharding, list(device_buffers))
+        return jax.make_array_from_single_device_arrays(
+            tuple(global_shape), sharding, list(device_buffers)
+        )
 
     @staticmethod
     def from_callback(global_shape, global_mesh, mesh_axes, data_callback):
@@ -89,7 +112,9 @@ class GlobalDeviceArray(metaclass=_JaxArrays):
         sharding = jax.sharding.NamedSharding(global_mesh, P(*mesh_axes))
         indices = sharding.addressable_devices_indices_map(tuple(global_shape))
         buffers = map(jax.device_put, data_callback(tuple(indices.values())), indices)
-        return jax.make_array_from_single_device_arrays(tuple(global_shape), sharding, list(buffers))
+        return jax.make_array_from_single_device_arrays(
+            tuple(global_shape), sharding, list(buffers)
+        )
 
 
 def device_put_replicated(x: Any, devices: Sequence[jax.Device]) -> Any:
@@ -111,12 +136,16 @@ def _one_each(parts, devices):
 
 
 def _pure_callback_or(pure_callback: Callable[..., Any]) -> Callable[..., Any]:
-    """``jax.pure_callback`` that takes ``vectorized``, and calls the function for each element by default."""
+    """``jax.pure_callback`` that takes ``vectorized``, and calls the function for each element by
+    default.
+    """
 
     @functools.wraps(pure_callback)
     def pure_callback_for_each_element(*args, **kwargs):
         if "vmap_method" not in kwargs:
-            kwargs["vmap_method"] = "legacy_vectorized" if kwargs.pop("vectorized", False) else "sequential"
+            kwargs["vmap_method"] = (
+                "legacy_vectorized" if kwargs.pop("vectorized", False) else "sequential"
+            )
         elif "vectorized" in kwargs:
             raise errors.vectorized_and_vmap_method(kwargs["vectorized"], kwargs["vmap_method"])
         return pure_callback(*args, **kwargs)
@@ -128,12 +157,16 @@ def _pure_callback_or(pure_callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that gives a function old names for keywords; each stands for the one of today."""
+    """A decorator that gives a function old names for keywords; each stands for the one of
+    today.
+    """
 
     def extend(function):
         @functools.wraps(function)
         def by_old_names(*args, **kwargs):
-            return function(*args, **{names.get(name, name): value for name, value in kwargs.items()})
+            return function(
+                *args, **{names.get(name, name): value for name, value in kwargs.items()}
+            )
 
         return by_old_names
 
@@ -176,7 +209,9 @@ def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
 def wrap_init(fun: Callable[..., Any], params: dict[str, Any] | None = None) -> Any:
     """The function of ``jax.linear_util``, without debugging information."""
     api_util: Any = jax.api_util
-    return jax.extend.linear_util.wrap_init(fun, params, debug_info=api_util.debug_info("wrap_init", fun, (), {}))
+    return jax.extend.linear_util.wrap_init(
+        fun, params, debug_info=api_util.debug_info("wrap_init", fun, (), {})
+    )
 
 
 def _update(operation):
@@ -189,7 +224,8 @@ def _update(operation):
 
 
 def without_names(constructor: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """The constructor of a type, which takes ``named_shape`` by keyword or at a position, and does not keep it.
+    """The constructor of a type, which takes ``named_shape`` by keyword or at a position, and does
+    not keep it.
 
     What a value varies over is known from its operands, whatever a program says of it.
     """
@@ -252,8 +288,12 @@ ADAPTERS: dict[str, Any] = {
     "jax.ops.index_mul": _update("multiply"),
     **{f"jax.ops.index_{operation}": _update(operation) for operation in ("add", "min", "max")},
     "jax.lax.tie_in": lambda x, y: y,
-    "jax.random.shuffle": lambda key, x, axis=0: jax.random.permutation(key, x, axis, independent=True),
-    "jax.numpy.in1d": lambda ar1, ar2, *args, **kwargs: jnp.isin(jnp.ravel(ar1), ar2, *args, **kwargs),
+    "jax.random.shuffle": lambda key, x, axis=0: jax.random.permutation(
+        key, x, axis, independent=True
+    ),
+    "jax.numpy.in1d": lambda ar1, ar2, *args, **kwargs: jnp.isin(
+        jnp.ravel(ar1), ar2, *args, **kwargs
+    ),
     "jax.numpy.msort": lambda a: jnp.sort(a, axis=0),
     "jax.numpy.NINF": -jnp.inf,
     "jax.numpy.PZERO": 0.0,
@@ -278,7 +318,9 @@ EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
 
 
 class _Refused(type):
-    """The type of a name that can be imported, compared and asked about by ``isinstance``, and raises at use."""
+    """The type of a name that can be imported, compared and asked about by ``isinstance``, and
+    raises at use.
+    """
 
     now: str
 
@@ -295,4 +337,8 @@ class _Refused(type):
 def refused(name: str, now: str) -> Any:
     """The object at an old name whose meaning is gone."""
     module, _, attribute = name.rpartition(".")
-    return _Refused(attribute, (), {"__module__": module, "now": now, "__doc__": f"Removed from JAX: write {now}."})
+    return _Refused(
+        attribute,
+        (),
+        {"__module__": module, "now": now, "__doc__": f"Removed from JAX: write {now}."},
+    )

@@ -1,4 +1,6 @@
-"""Call ``install()`` as soon as a program has imported JAX, and not before; also in the processes that it spawns."""
+"""Call ``install()`` as soon as a program has imported JAX, and not before; also in the processes
+that it spawns.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from typing import Any
 
 
 def install_with_jax(then: Callable[[], None] | None = None) -> None:
-    """Call ``install()``, and ``then``, as soon as the program has imported JAX; now, if JAX is imported already.
+    """Call ``install()``, and ``then``, as soon as the program has imported JAX; now, if JAX is
+    imported already.
 
-    JAX reads environment variables (``JAX_PLATFORMS``, ``JAX_ENABLE_X64``, ...) when it is imported, and programs
-    set them before that.  Processes that the program spawns call ``install()`` in the same way.
+    JAX reads environment variables (``JAX_PLATFORMS``, ``JAX_ENABLE_X64``, ...) when it is
+    imported, and programs set them before that.  Processes that the program spawns call
+    ``install()`` in the same way.
     """
     _after_import("jax", lambda: _install(then))
     _after_import(SPAWN, _tell_children)
@@ -30,9 +34,13 @@ def uninstall_with_jax() -> None:
 
 
 def _install(then: Callable[[], None] | None) -> None:
-    # JAX may be imported by a module of this package: that module is imported again, as a whole, and the rest of its
-    # first import has no effect.
-    unfinished = [name for name, module in sys.modules.items() if name.startswith("xmap_compat.") and _begun(module)]
+    # JAX may be imported by a module of this package: that module is imported again, as a whole,
+    # and the rest of its first import has no effect.
+    unfinished = [
+        name
+        for name, module in sys.modules.items()
+        if name.startswith("xmap_compat.") and _begun(module)
+    ]
     for name in unfinished:
         del sys.modules[name]
     importlib.import_module("xmap_compat.legacy.restore").install()
@@ -50,12 +58,16 @@ def _begun(module: types.ModuleType) -> bool:
 def _after_import(name: str, then: Callable[[], None]) -> None:
     if name in sys.modules:
         then()
-    elif not any(isinstance(finder, _ImportFinder) and finder.name == name for finder in sys.meta_path):
+    elif not any(
+        isinstance(finder, _ImportFinder) and finder.name == name for finder in sys.meta_path
+    ):
         sys.meta_path.insert(0, _ImportFinder(name, then))
 
 
 class _ImportFinder(importlib.abc.MetaPathFinder):
-    """Finds a module as the other finders do, and calls a function when it is imported, not only looked for."""
+    """Finds a module as the other finders do, and calls a function when it is imported, not only
+    looked for.
+    """
 
     def __init__(self, name: str, then: Callable[[], None]):
         self.name, self.then = name, then
@@ -96,7 +108,9 @@ class _InstallWithJax:
 
 
 def _tell_children() -> None:
-    """Let spawned processes install, too: they unpickle their preparation data before they import the main module."""
+    """Let spawned processes install, too: they unpickle their preparation data before they import
+    the main module.
+    """
     spawn = sys.modules[SPAWN]
     prepare = spawn.get_preparation_data  # type: ignore[attr-defined]
     if hasattr(prepare, "without_xmap_compat"):

@@ -1,8 +1,8 @@
 """The module ``jax.experimental.maps`` as programs knew it.
 
-``maps.Mesh`` is ``jax.sharding.Mesh`` itself, as it was then: programs compare and import the two.  What
-modern JAX lacks is only its ``with``: while installed it does what it did then, without JAX's deprecation
-warning.
+``maps.Mesh`` is ``jax.sharding.Mesh`` itself, as it was then: programs compare and import the two.
+What modern JAX lacks is only its ``with``: while installed it does what it did then, without JAX's
+deprecation warning.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ thread_resources = _ThreadResources()
 @functools.wraps(api.xmap)
 @_jax.api_boundary
 def xmap(fun: Any, in_axes: Any, out_axes: Any, **options: Any) -> Any:
-    """The package's xmap, but results may vary over axes that their specs leave out, as in legacy."""
+    """The package's xmap, but results may vary over axes that their specs leave out, as in
+    legacy.
+    """
     return api.make(fun, in_axes, out_axes, undeclared=True, **options)
 
 
@@ -149,8 +151,13 @@ def _module() -> types.ModuleType:
         "ResourceAxisName": Hashable,
         "Resource": resource,
         "ResourceSet": resource | tuple[resource, ...],
-        "make_xmap_callable": refused(f"{MAPS}.make_xmap_callable", "xmap(fun, ...).lower(*args).compile()"),
-        "xmap_p": refused(f"{MAPS}.xmap_p", "code for the equations of jax.jit: an xmapped function is a jitted one"),
+        "make_xmap_callable": refused(
+            f"{MAPS}.make_xmap_callable", "xmap(fun, ...).lower(*args).compile()"
+        ),
+        "xmap_p": refused(
+            f"{MAPS}.xmap_p",
+            "code for the equations of jax.jit: an xmapped function is a jitted one",
+        ),
     }
     made.__dict__.update(names, __all__=sorted(names))
     return made

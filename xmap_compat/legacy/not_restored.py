@@ -1,6 +1,8 @@
-"""Names and keywords that JAX had and that ``install()`` does not restore, with the reason; ``check`` shows it.
+"""Names and keywords that JAX had and that ``install()`` does not restore, with the reason;
+``check`` shows it.
 
-``tests/install/gone.json`` is the record of what is gone; each of its names is in the table of removed names, or here.
+``tests/install/gone.json`` is the record of what is gone; each of its names is in the table of
+removed names, or here.
 """
 
 from __future__ import annotations
@@ -55,5 +57,7 @@ REASONS = {
 
 
 def why_not_restored(name: str) -> str:
-    """The reason, or nothing if there is none: for ``'jax.core.MainTrace'``, or ``'jax.numpy.sqrt(x=)'``."""
+    """The reason, or nothing if there is none: for ``'jax.core.MainTrace'``, or
+    ``'jax.numpy.sqrt(x=)'``.
+    """
     return next((why for pattern, why in REASONS.items() if re.fullmatch(pattern, name)), "")

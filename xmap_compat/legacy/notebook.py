@@ -1,4 +1,5 @@
-"""Notebooks as programs: ``python -m xmap_compat notebook.ipynb`` runs the cells in order, in a kernel of their own.
+"""Notebooks as programs: ``python -m xmap_compat notebook.ipynb`` runs the cells in order, in a
+kernel of their own.
 
 No file is written.
 """
@@ -31,7 +32,10 @@ def run_cells(path: str) -> Iterator[tuple[int, Any, list[Any]]]:
     The cells run in a fresh kernel of this Python, with all installed once it has imported JAX.
     """
     try:
-        nbclient, nbformat = importlib.import_module("nbclient"), importlib.import_module("nbformat")
+        nbclient, nbformat = (
+            importlib.import_module("nbclient"),
+            importlib.import_module("nbformat"),
+        )
         importlib.import_module("ipykernel")
     except ImportError:
         raise ModuleNotFoundError(MISSING) from None
@@ -50,7 +54,10 @@ def run_cells(path: str) -> Iterator[tuple[int, Any, list[Any]]]:
         config=config,
         kernel_name="python3",
         allow_errors=True,
-        extra_arguments=["--InteractiveShellApp.extra_extensions=['xmap_compat']", "--InlineBackend.rc={}"],
+        extra_arguments=[
+            "--InteractiveShellApp.extra_extensions=['xmap_compat']",
+            "--InlineBackend.rc={}",
+        ],
         resources={"metadata": {"path": os.path.dirname(os.path.abspath(path))}},
     )
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -73,7 +80,10 @@ def main(args: Sequence[str]) -> int:
     """
     path, *more = args
     if more or not os.path.exists(path):
-        print("usage: python -m xmap_compat NOTEBOOK.ipynb" if more else f"can't open file {path!r}", file=sys.stderr)
+        print(
+            "usage: python -m xmap_compat NOTEBOOK.ipynb" if more else f"can't open file {path!r}",
+            file=sys.stderr,
+        )
         return 2
     shown = False
     try:
@@ -82,7 +92,9 @@ def main(args: Sequence[str]) -> int:
             for output in outputs:
                 _show(output)
             errors = [output for output in outputs if output["output_type"] == "error"]
-            expected = "raises-exception" in cell.metadata.get("tags", ()) or _has_error(cell.outputs)
+            expected = "raises-exception" in cell.metadata.get("tags", ()) or _has_error(
+                cell.outputs
+            )
             if errors and not expected:
                 trace = COLOURS.sub("", "\n".join(errors[0]["traceback"]))
                 print(f"{path}: cell {index + 1}:\n{trace}", file=sys.stderr)

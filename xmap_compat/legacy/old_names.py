@@ -1,4 +1,6 @@
-"""The table of removed names, put in place: found at the first access, and only where this JAX lacks them."""
+"""The table of removed names, put in place: found at the first access, and only where this JAX
+lacks them.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def _make_modules(made: _jax.Restoration, finders: dict[str, Finders]) -> None:
     """Make the modules that this JAX lacks; their parents find them as attributes."""
     for row in removed.TABLE:
         if row.kind == removed.MODULE:
-            made.entry(sys.modules, row.name, _module(row.name, functools.partial(_attribute_of, row)))
+            made.entry(
+                sys.modules, row.name, _module(row.name, functools.partial(_attribute_of, row))
+            )
     for name in removed.MODULES:
         if name in _PRESENT:
             continue
@@ -125,16 +129,26 @@ def _add_names(made: _jax.Restoration, module: types.ModuleType, found: Finders)
 
 
 def _public(module: str, found: Finders) -> list[str]:
-    """The names that ``from module import *`` gives: its own, and the removed that are the same objects or adapters."""
+    """The names that ``from module import *`` gives: its own, and the removed that are the same
+    objects or adapters.
+    """
     own = [name for name in vars(sys.modules[module]) if not name.startswith("_")]
-    others = [name for name in found if getattr(removed.NAMES.get(f"{module}.{name}"), "kind", "") in STARRED]
+    others = [
+        name
+        for name in found
+        if getattr(removed.NAMES.get(f"{module}.{name}"), "kind", "") in STARRED
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return own + [name for name in others if hasattr(sys.modules[module], name)]
 
 
-def _getattr_of(module: str, found: Finders, own: Callable[[str], Any] | None) -> Callable[[str], Any]:
-    """A module's ``__getattr__``: it looks for the module's own names first, and then for names that were removed."""
+def _getattr_of(
+    module: str, found: Finders, own: Callable[[str], Any] | None
+) -> Callable[[str], Any]:
+    """A module's ``__getattr__``: it looks for the module's own names first, and then for names
+    that were removed.
+    """
 
     kept: dict[str, Any] = {}
 
@@ -150,7 +164,9 @@ def _getattr_of(module: str, found: Finders, own: Callable[[str], Any] | None) -
                 if name not in found:
                     raise
         if name in found:
-            with contextlib.suppress(AttributeError, ImportError):  # this JAX does not have it inside, either
+            with contextlib.suppress(
+                AttributeError, ImportError
+            ):  # this JAX does not have it inside, either
                 kept[name] = found[name]()
                 return kept[name]
         raise AttributeError(f"module {module!r} has no attribute {name!r}")

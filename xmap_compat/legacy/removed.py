@@ -1,6 +1,8 @@
-"""The table of names that JAX has removed since the time of xmap, as plain data: ``check`` reads it without JAX.
+"""The table of names that JAX has removed since the time of xmap, as plain data: ``check`` reads it
+without JAX.
 
-``install()`` restores what the table says, where the JAX that runs lacks it (:mod:`xmap_compat.legacy.restore`).
+``install()`` restores what the table says, where the JAX that runs lacks it
+(:mod:`xmap_compat.legacy.restore`).
 The names of xmap itself are not in here: they are in :mod:`xmap_compat.legacy.maps`.
 """
 
@@ -21,8 +23,9 @@ class Removed:
     Attributes:
       name: where it was.
       until: the last of the releases looked at that has it.
-      kind: ALIAS, the same object under its old name; MODULE, a module that moved; ADAPTER, a function of the old
-        signature that calls the new one; or REFUSED, a name whose meaning is gone: it imports, and raises at use.
+      kind: ALIAS, the same object under its old name; MODULE, a module that moved; ADAPTER, a
+        function of the old signature that calls the new one; or REFUSED, a name whose meaning is
+        gone: it imports, and raises at use.
       now: what to write today.
     """
 
@@ -37,8 +40,8 @@ CALLBACK = "jax.debug.callback, jax.pure_callback or jax.experimental.io_callbac
 GLOBAL_ARRAY = "jax.Array with jax.make_array_from_callback, or xmap_compat.global_array"
 SPEC, SHARDING = "jax.sharding.PartitionSpec", "jax.sharding.NamedSharding"
 
-# The kind, the last release looked at (0.2.10 to 0.10.2) that has the names, the names, and what to write today:
-# one text for all names in braces, in which ``{}`` is the name.
+# The kind, the last release looked at (0.2.10 to 0.10.2) that has the names, the names, and what to
+# write today: one text for all names in braces, in which ``{}`` is the name.
 _ROWS = """
 alias   0.5.0   jax.tree_{map leaves flatten unflatten structure transpose} -> jax.tree.{}
 alias   0.5.0   jax.treedef_is_leaf -> jax.tree_util.treedef_is_leaf
@@ -211,7 +214,9 @@ refused jax.{checkpoint remat ad_checkpoint.checkpoint} concrete -> static_argnu
 refused jax.{grad value_and_grad vjp} reduce_axes -> jax.grad(xmap(loss, ...)): from outside it is exact
 """)
 ]
-QUANTILES = tuple(row.function.removeprefix("jax.numpy.") for row in KEYWORDS if row.keyword == "interpolation")
+QUANTILES = tuple(
+    row.function.removeprefix("jax.numpy.") for row in KEYWORDS if row.keyword == "interpolation"
+)
 
 # Options that can be set.  Those of xmap have no effect; setting the first one warns.
 SPMD_LOWERING = "experimental_xmap_spmd_lowering"
@@ -220,7 +225,8 @@ XMAP_OPTIONS = (
     "experimental_xmap_spmd_lowering_manual",
     "experimental_xmap_ensure_fixed_sharding",
 )
-# Other options: JAX has only the behaviour that programs asked for with them, or they served removed features.
+# Other options: JAX has only the behaviour that programs asked for with them, or they served
+# removed features.
 OPTIONS: dict[str, Any] = {
     "jax_spmd_mode": "allow_all",
     "jax_array": True,
@@ -240,7 +246,25 @@ KEYWORDS_BY_NAME = {(row.function, row.keyword): row for row in KEYWORDS}
 MODULES = sorted({row.name.rpartition(".")[0] for row in TABLE})
 # Modules of the table that are gone as a whole.
 GONE_MODULES = {
-    *(f"jax.{name}" for name in ("abstract_arrays", "api", "interpreters.sharded_jit", "linear_util", "prng", "util")),
-    *(f"jax.experimental.{name}" for name in ("array", "global_device_array", "host_callback", "loops", "sharding")),
-    *("jax.experimental.x64_context", "jax.lib.xla_bridge", "jax.lib.xla_client", "jax.lib.xla_extension"),
+    *(
+        f"jax.{name}"
+        for name in (
+            "abstract_arrays",
+            "api",
+            "interpreters.sharded_jit",
+            "linear_util",
+            "prng",
+            "util",
+        )
+    ),
+    *(
+        f"jax.experimental.{name}"
+        for name in ("array", "global_device_array", "host_callback", "loops", "sharding")
+    ),
+    *(
+        "jax.experimental.x64_context",
+        "jax.lib.xla_bridge",
+        "jax.lib.xla_client",
+        "jax.lib.xla_extension",
+    ),
 }

@@ -1,4 +1,5 @@
-"""``install()``: unmodified programs find ``jax.experimental.maps`` and its friends where they were.
+"""``install()``: unmodified programs find ``jax.experimental.maps`` and its friends where they
+were.
 
 Nothing changes before :func:`install` is called, and :func:`uninstall` puts back exactly what was
 there.  No JAX backend is initialised, so that programs can still choose devices (``XLA_FLAGS``).
@@ -29,7 +30,9 @@ _NO_SPMD_LOWERING = (
 
 
 def _new_installation() -> _jax.Restoration:
-    """Restore xmap's own names.  The names of ``jax.lax`` and braces come with the restoration of bodies."""
+    """Restore xmap's own names.  The names of ``jax.lax`` and braces come with the restoration of
+    bodies.
+    """
     installation = _jax.Restoration()
     pxla = importlib.import_module("jax.interpreters.pxla")
     installation.entry(sys.modules, maps.MAPS, maps.module)
@@ -42,7 +45,9 @@ def _new_installation() -> _jax.Restoration:
         installation.attribute(jax.random, name, getattr(random, name))
     for made, position in ((jax.ShapeDtypeStruct, 2), (jax.core.ShapedArray, 3)):
         constructor = "__new__" if "__new__" in vars(made) else "__init__"
-        installation.attribute(made, constructor, adapters.without_names(getattr(made, constructor), position))
+        installation.attribute(
+            made, constructor, adapters.without_names(getattr(made, constructor), position)
+        )
     warnings = {table.SPMD_LOWERING: _NO_SPMD_LOWERING}
     _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False), warnings)
     _jax.restore_mesh_context(installation)
@@ -59,9 +64,11 @@ _removed: _jax.Restoration | None = None
 
 
 class Installed(contextlib.AbstractContextManager):
-    """What ``install()`` returns: as a context it undoes that call, unless an earlier one had installed already.
+    """What ``install()`` returns: as a context it undoes that call, unless an earlier one had
+    installed already.
 
-    Contexts that overlap, in several threads say, share one installation: the last one to end undoes it.
+    Contexts that overlap, in several threads say, share one installation: the last one to end
+    undoes it.
     """
 
     _open = 0
@@ -88,21 +95,22 @@ class Installed(contextlib.AbstractContextManager):
 def install(removed: bool = True) -> Installed:
     """Let unmodified programs that used xmap run on this JAX.
 
-    Afterwards these exist again: the module ``jax.experimental.maps`` (``xmap``, ``mesh``, ``Mesh``,
-    ``SerialLoop``, ``serial_loop``, ``thread_resources``, ``ResourceEnv``, ...), ``thread_resources`` and
-    ``Mesh`` in ``jax.interpreters.pxla``, ``jax.lax.pdot``, ``xeinsum``, ``pgather``, ``pargmax`` and
-    ``pargmin``, ``jnp.einsum`` with braces, ``with jax.sharding.Mesh(...)`` without a warning, and the
-    options ``experimental_xmap_*`` of ``jax.config``, which have no effect.  There is ``jax.core.NamedShape``, and
-    ``jax.random`` takes one.
+    Afterwards these exist again: the module ``jax.experimental.maps`` (``xmap``, ``mesh``,
+    ``Mesh``, ``SerialLoop``, ``serial_loop``, ``thread_resources``, ``ResourceEnv``, ...),
+    ``thread_resources`` and ``Mesh`` in ``jax.interpreters.pxla``, ``jax.lax.pdot``, ``xeinsum``,
+    ``pgather``, ``pargmax`` and ``pargmin``, ``jnp.einsum`` with braces, ``with
+    jax.sharding.Mesh(...)`` without a warning, and the options ``experimental_xmap_*`` of
+    ``jax.config``, which have no effect.  There is ``jax.core.NamedShape``, and ``jax.random``
+    takes one.
 
-    It can be called again without effect, from any thread, and holds for all of them.  It initialises no
-    backend.  ``with install():`` uninstalls at the end.  To run a program without changing it,
-    use ``python -m xmap_compat script.py``.
+    It can be called again without effect, from any thread, and holds for all of them.  It
+    initialises no backend.  ``with install():`` uninstalls at the end.  To run a program without
+    changing it, use ``python -m xmap_compat script.py``.
 
     Args:
-      removed: whether to also restore other names that such programs used and JAX has removed since:
-        ``jax.tree_map``, ``pjit(in_axis_resources=)``, ``jnp.DeviceArray`` and the like, listed in the migration
-        guide. Names that this JAX has are not touched.
+      removed: whether to also restore other names that such programs used and JAX has removed
+        since: ``jax.tree_map``, ``pjit(in_axis_resources=)``, ``jnp.DeviceArray`` and the like,
+        listed in the migration guide. Names that this JAX has are not touched.
 
     Example:
 

@@ -1,4 +1,6 @@
-"""Run a program for ``python -m xmap_compat script.py``: in this process, in the place of the main program."""
+"""Run a program for ``python -m xmap_compat script.py``: in this process, in the place of the main
+program.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from typing import Any
 
 
 def run_program(args: Sequence[str]) -> None:
-    """Run ``SCRIPT [ARGS...]`` or ``-m MODULE [ARGS...]`` in this process, in the place of the main program.
+    """Run ``SCRIPT [ARGS...]`` or ``-m MODULE [ARGS...]`` in this process, in the place of the main
+    program.
 
-    Its exceptions are raised, and shown at the end of the process with the traceback that plain Python shows.
+    Its exceptions are raised, and shown at the end of the process with the traceback that plain
+    Python shows.
     """
     if args[0] != "-m":
         sys.argv = list(args)
@@ -44,7 +48,10 @@ def _run_script(script: str) -> None:
         with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
-        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        print(
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}",
+            file=sys.stderr,
+        )
         raise SystemExit(2) from None
     module = _new_main_module()
     module.__dict__.update(__file__=path, __cached__=None)
@@ -54,8 +61,9 @@ def _run_script(script: str) -> None:
 
 def _run_module(name: str, alter_argv: bool = True) -> None:
     _new_main_module()
-    # What the interpreter itself calls for -m and for directories; the public functions of runpy put the
-    # former main module back while threads and exit handlers of the program may still need their own.
+    # What the interpreter itself calls for -m and for directories; the public functions of runpy
+    # put the former main module back while threads and exit handlers of the program may still need
+    # their own.
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
 
 
@@ -67,7 +75,9 @@ def _new_main_module() -> types.ModuleType:
 
 
 def replace_first_path(path: str) -> None:
-    """Replace the entry that Python has put there for ``-m xmap_compat`` (the working directory) or for a command."""
+    """Replace the entry that Python has put there for ``-m xmap_compat`` (the working directory) or
+    for a command.
+    """
     if not sys.flags.safe_path:
         sys.path[0] = path
 

@@ -1,1 +1,3 @@
-"""What xmap itself never needs: plans, pictures, sources, checks.  The core imports none of these."""
+"""What xmap itself never needs: plans, pictures, sources, checks.  The core imports none of
+these.
+"""

@@ -1,8 +1,9 @@
-"""``python -m xmap_compat explain``: run a program, then list its distinct calls of xmapped functions with plans.
+"""``python -m xmap_compat explain``: run a program, then list its distinct calls of xmapped
+functions with plans.
 
-A call is listed when JAX traces it: once for each function, specification, argument types and mesh.  Its plan is
-read from the program that was traced for the call, so the functions of the program run no more often than they do
-without this command.
+A call is listed when JAX traces it: once for each function, specification, argument types and mesh.
+Its plan is read from the program that was traced for the call, so the functions of the program run
+no more often than they do without this command.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ WRONG_MESH = "--mesh takes a name and a size for each axis, x=64,y=64, but got {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--brief", action="store_true", help="one line for each call, without its plan")
+    parser.add_argument(
+        "--brief", action="store_true", help="one line for each call, without its plan"
+    )
     parser.add_argument("--mesh", metavar="SIZES", help=ABOUT_MESH)
     add_program(parser, "SCRIPT [ARGS...]")
 
@@ -48,12 +51,18 @@ def main(options: argparse.Namespace) -> int | None:
 
 
 def _mesh_sizes(text: str | None) -> dict[str, int] | None:
-    """``'x=64,y=64'`` as a dictionary; empty if the text has another form, None if the option is missing."""
+    """``'x=64,y=64'`` as a dictionary; empty if the text has another form, None if the option is
+    missing.
+    """
     if text is None:
         return None
     axes = [part.partition("=") for part in text.split(",")]
     right = all(name.isidentifier() and size.isdecimal() and int(size) for name, _, size in axes)
-    return {name: int(size) for name, _, size in axes} if right and len({a[0] for a in axes}) == len(axes) else {}
+    return (
+        {name: int(size) for name, _, size in axes}
+        if right and len({a[0] for a in axes}) == len(axes)
+        else {}
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +77,8 @@ class _Seen:
 
 
 class Report:
-    """Collects the plans of all calls that are traced while it watches, and prints each distinct one once at the end.
+    """Collects the plans of all calls that are traced while it watches, and prints each distinct
+    one once at the end.
 
     Args:
       out: where to print.
@@ -87,7 +97,9 @@ class Report:
         watch = importlib.import_module("xmap_compat.core.watch")
         watch.watch_everywhere(watch.Watcher(traced=self.call))
         if self.mesh:
-            axes = importlib.import_module("jax").sharding.AbstractMesh((*self.mesh.values(),), (*self.mesh,))
+            axes = importlib.import_module("jax").sharding.AbstractMesh(
+                (*self.mesh.values(),), (*self.mesh,)
+            )
             importlib.import_module("xmap_compat._jax").enter_mesh(axes)
 
     def call(self, declared: Declaration, made: PlacedCall, args: tuple[Any, ...]) -> None:
@@ -96,7 +108,9 @@ class Report:
             return  # a part of the program of the outer call
         where = importlib.import_module("xmap_compat._jax").where_now()
         try:
-            plan = importlib.import_module("xmap_compat.tools.plan").describe_made(declared, made, args)
+            plan = importlib.import_module("xmap_compat.tools.plan").describe_made(
+                declared, made, args
+            )
             key = plan, str(made.program.jaxpr)
             with self._lock:
                 if key not in self._seen:
@@ -113,7 +127,11 @@ class Report:
         with self._lock:
             failed = sum(bool(call.failed) for call in self._calls)
             count = len(self._calls) - failed
-            plans = f"{count} plan{'s' if count != 1 else ''}" if self._calls else "no call of an xmapped function"
+            plans = (
+                f"{count} plan{'s' if count != 1 else ''}"
+                if self._calls
+                else "no call of an xmapped function"
+            )
             more = f", {failed} call(s) without a plan" if failed else ""
             self._print(f"xmap_compat explain: {plans}{more}")
             if self._calls:
@@ -129,12 +147,18 @@ class Report:
                     self._print(f"\n{rule.ljust(text.WIDTH, '-')}\n{call.plan}\n")
 
     def _print(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the pipe is closed, or the program has closed its output
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the pipe is closed, or the program has closed its output
             print(text, file=self.out, flush=True)
 
 
 def _assignment(plan: CallPlan) -> str:
     """``batch: x, hidden: y+loop 4``"""
     loops = lambda a: [f"loop {n}" for n in a.loop_sizes]  # noqa: E731
-    split = [(a.name, [*map(str, a.mesh_axes), *loops(a)]) for a in plan.axes if a.mesh_axes or a.loop_sizes]
+    split = [
+        (a.name, [*map(str, a.mesh_axes), *loops(a)])
+        for a in plan.axes
+        if a.mesh_axes or a.loop_sizes
+    ]
     return ", ".join(f"{name}: {'+'.join(resources)}" for name, resources in split) or "one device"

@@ -23,10 +23,12 @@ class Grid:
     """An array laid out in two dimensions.
 
     Attributes:
-      rows, columns: the dimensions that run down and across, such as ``batch 12 over x``; empty if there is none.
+      rows, columns: the dimensions that run down and across, such as ``batch 12 over x``; empty if
+      there is none.
       others: the other dimensions.
       sizes: how many elements the rows and the columns have.
-      panels: for each block index of ``others`` a label, and ``cells[row][column]``: the mesh positions with the block.
+      panels: for each block index of ``others`` a label, and ``cells[row][column]``: the mesh
+      positions with the block.
     """
 
     rows: str
@@ -37,13 +39,17 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """How many blocks are below and beside each other in a panel, and how many devices hold each."""
+        """How many blocks are below and beside each other in a panel, and how many devices hold
+        each.
+        """
         cells = self.panels[0][1]
         return len(cells), len(cells[0]), len(cells[0][0])
 
 
 def block_holders(array: Array, mesh: _jax.AnyMesh | None) -> np.ndarray:
-    """For each block of an array (its index in every dimension) the positions in the mesh that hold it."""
+    """For each block of an array (its index in every dimension) the positions in the mesh that hold
+    it.
+    """
     shape, split = {} if mesh is None else dict(mesh.shape), _split_axes(array)
     copied = [axis for axis in shape if axis not in itertools.chain(*split)]
     order = [list(shape).index(axis) for axes in (*split, copied) for axis in axes]
@@ -59,11 +65,19 @@ def _split_axes(array: Array) -> list[tuple[str, ...]]:
 
 
 def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
-    """Choose rows and columns (dimensions that are split, then named ones) and cut the array into blocks."""
+    """Choose rows and columns (dimensions that are split, then named ones) and cut the array into
+    blocks.
+    """
     holders = block_holders(array, mesh)
     *parts, _ = holders.shape
-    labels = [str(size) if name is None else f"{name} {size}" for name, size in zip(array.axes, array.shape)]
-    titles = [f"{label} over {listed(axes)}" if axes else label for label, axes in zip(labels, _split_axes(array))]
+    labels = [
+        str(size) if name is None else f"{name} {size}"
+        for name, size in zip(array.axes, array.shape)
+    ]
+    titles = [
+        f"{label} over {listed(axes)}" if axes else label
+        for label, axes in zip(labels, _split_axes(array))
+    ]
     by_weight = sorted(range(len(parts)), key=lambda k: (parts[k] == 1, array.axes[k] is None, k))
     shown, others = sorted(by_weight[:2]), sorted(by_weight[2:])
     part = lambda index: listed(  # noqa: E731
@@ -71,7 +85,9 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
     )
     further = f"and {listed(titles[k] for k in others)}" if others else ""
     sizes = [array.shape[k] for k in shown]
-    return _grid(holders.transpose(*others, *shown, -1), [titles[k] for k in shown], sizes, part, further)
+    return _grid(
+        holders.transpose(*others, *shown, -1), [titles[k] for k in shown], sizes, part, further
+    )
 
 
 def mesh_grid(mesh: _jax.AnyMesh) -> Grid:
@@ -92,15 +108,21 @@ def _grid(
     """A panel for each index, down to the last two dimensions of blocks, which have the titles."""
     rows, columns = ["", "", *titles][-2:]
     holders = holders[(None,) * (2 - len(titles))]
-    panels = ((label_of(index), holders[index].tolist()) for index in np.ndindex(holders.shape[:-3]))
+    panels = (
+        (label_of(index), holders[index].tolist()) for index in np.ndindex(holders.shape[:-3])
+    )
     down, across = [1, 1, *sizes][-2:]
     return Grid(rows, columns, others, (down, across), tuple(panels))
 
 
 def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
-    """The arrays to draw, with their names: those that lie alike are drawn once, with all names if these are short."""
+    """The arrays to draw, with their names: those that lie alike are drawn once, with all names if
+    these are short.
+    """
     layout = lambda a: dataclasses.replace(a, root="", keys=())  # noqa: E731
-    groups = by_key(arrays, lambda a: (layout(a), "" if len(arrays) > MANY else without_index(a.path)))
+    groups = by_key(
+        arrays, lambda a: (layout(a), "" if len(arrays) > MANY else without_index(a.path))
+    )
     named = [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
     found: list[tuple[str, Array]] = []
     for same in by_key(named, lambda pair: layout(pair[1])).values():
@@ -116,7 +138,9 @@ MOST_DEVICES = 256
 
 
 def corner(mesh: _jax.AnyMesh | None) -> _jax.AnyMesh | None:
-    """A mesh that can be drawn: the given one, or the first devices along each axis if there are too many."""
+    """A mesh that can be drawn: the given one, or the first devices along each axis if there are
+    too many.
+    """
     sizes = [] if mesh is None else list(mesh.axis_sizes)
     while math.prod(sizes) > MOST_DEVICES:
         k = sizes.index(max(sizes))
@@ -136,7 +160,9 @@ def mesh_title(mesh: _jax.AnyMesh | None) -> str:
 
 
 def device_ids(mesh: _jax.AnyMesh | None) -> list[int]:
-    """The numbers of the devices that are drawn; those of an abstract mesh are numbered in order."""
+    """The numbers of the devices that are drawn; those of an abstract mesh are numbered in
+    order.
+    """
     shown = corner(mesh)
     if mesh is None or shown is None:
         return [0]
@@ -150,5 +176,8 @@ def ranges(numbers: Iterable[int]) -> str:
     steps = set(np.diff(numbers).tolist())
     if len(numbers) > 4 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
-    runs = [[n for _, n in run] for _, run in itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0])]
+    runs = [
+        [n for _, n in run]
+        for _, run in itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0])
+    ]
     return " ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else " ".join(map(str, r)) for r in runs)

@@ -1,4 +1,5 @@
-"""The collectives of a compiled program, read from the text of its optimized HLO, in any form that XLA writes.
+"""The collectives of a compiled program, read from the text of its optimized HLO, in any form that
+XLA writes.
 
 Nothing here imports JAX.
 """
@@ -31,9 +32,13 @@ ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\]")
 _LAYOUT, _ELEMENT = re.compile(r"\{[^}]*\}"), re.compile(r"\([^()]*\)|\w+\[[\d,]*\]")
 _LIST_OF_LISTS = re.compile(r"\{(\{[\d,]+\}(?:,\{[\d,]+\})*)?\}")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}")
+_MESH = re.compile(
+    r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+)
 _PART = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
-COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\n(?P<body>(?:.*\n)*?)\}", re.MULTILINE)
+COMPUTATION = re.compile(
+    r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\n(?P<body>(?:.*\n)*?)\}", re.MULTILINE
+)
 _CALLED = re.compile(
     r"(?:condition|body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
     r"|(?:branch|called)_computations=\{([^}]*)\}"
@@ -72,10 +77,15 @@ class CompiledCollective:
 
 def collectives(text: str) -> list[CompiledCollective]:
     """Every collective in the text of an HLO module (a pair of start and done counts as one)."""
-    devices = math.prod(int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.split("\n", 1)[0]))
+    devices = math.prod(
+        int(n)
+        for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.split("\n", 1)[0])
+    )
     iterations = _iterations(text)
     within = [(found.start(), found.end(), found["name"]) for found in COMPUTATION.finditer(text)]
-    return [_collective(match, devices, iterations, within) for match in _INSTRUCTION.finditer(text)]
+    return [
+        _collective(match, devices, iterations, within) for match in _INSTRUCTION.finditer(text)
+    ]
 
 
 def _iterations(text: str) -> dict[str, int | None]:
@@ -101,7 +111,9 @@ def _calls(body: str) -> Iterator[tuple[str, int | None]]:
         known = _ITERATIONS.search(line)
         inner = (int(known[1]) if known else None) if " while(" in line else 1
         for one, several in _CALLED.findall(line):
-            for name in filter(None, re.split(r"[,\s]+", several.replace("%", "")) if several else [one]):
+            for name in filter(
+                None, re.split(r"[,\s]+", several.replace("%", "")) if several else [one]
+            ):
                 yield name, inner
 
 
@@ -115,7 +127,8 @@ def _collective(
         groups = parse_groups(_attribute(rest, "replica_groups")) or (tuple(range(devices)),)
     results = match["type"]
     if match["start"] and (kind != "all-reduce" or results.startswith("((")):
-        # An asynchronous start returns its operands, its results, and counters; an older all-reduce its results alone.
+        # An asynchronous start returns its operands, its results, and counters; an older all-reduce
+        # its results alone.
         results = _ELEMENT.findall(_LAYOUT.sub("", results)[1:-1])[1]
     nbytes = sum(_nbytes(*array) for array in ARRAY.findall(results))
     home = next((name for start, end, name in within if start <= match.start() < end), "")
@@ -130,8 +143,8 @@ def _attribute(rest: str, name: str) -> str:
 def parse_groups(text: str) -> Groups:
     """Device groups at the start of a text, in any of the forms that XLA writes.
 
-    ``{{0,1},{2,3}}``, ``[2,2]<=[2,2]T(1,0)``, ``mesh['x'=2,'y'=2] {'x'}``, ``mesh['x'=4] {'x':(2)2}`` and
-    ``mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}``.
+    ``{{0,1},{2,3}}``, ``[2,2]<=[2,2]T(1,0)``, ``mesh['x'=2,'y'=2] {'x'}``, ``mesh['x'=4]
+    {'x':(2)2}`` and ``mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}``.
 
     Raises:
       ValueError: the text has another form.
@@ -148,20 +161,28 @@ def parse_groups(text: str) -> Groups:
         groups = _grouped(sizes, [*others, *positions], math.prod(sizes[k] for k in positions))
         if not match[2]:
             return groups
-        (ids,) = _grouped(ints(match[2]), ints(match[3]) or range(len(ints(match[2]))), math.prod(mesh.values()))
+        (ids,) = _grouped(
+            ints(match[2]), ints(match[3]) or range(len(ints(match[2]))), math.prod(mesh.values())
+        )
         return tuple(tuple(ids[d] for d in group) for group in groups)
     raise ValueError(f"cannot read device groups from {text[:80]!r}")
 
 
 def _factors(mesh: dict[str, int], asked: str) -> tuple[list[int], list[int]]:
-    """Cut the axes of a mesh into parts: the sizes of all parts, and the indices of those that ``asked`` names.
+    """Cut the axes of a mesh into parts: the sizes of all parts, and the indices of those that
+    ``asked`` names.
 
     ``'x':(2)2`` is the part of size 2 of x below another one of size 2.
     """
-    parts = [(name, int(above or 1), int(size or mesh[name])) for name, above, size in _PART.findall(asked)]
+    parts = [
+        (name, int(above or 1), int(size or mesh[name]))
+        for name, above, size in _PART.findall(asked)
+    ]
     found: list[tuple[str, int, int]] = []  # an axis, and where a part of it begins and ends
     for name, size in mesh.items():
-        cuts = sorted({1, size, *(n for own, above, k in parts if own == name for n in (above, above * k))})
+        cuts = sorted(
+            {1, size, *(n for own, above, k in parts if own == name for n in (above, above * k))}
+        )
         found += [(name, *ends) for ends in itertools.pairwise(cuts)]
     chosen = [
         k

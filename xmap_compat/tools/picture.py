@@ -1,8 +1,10 @@
-"""Pictures of a plan: how each argument and result lies on the devices, and what moves between them.
+"""Pictures of a plan: how each argument and result lies on the devices, and what moves between
+them.
 
-The mesh has a colour for each device.  An array, drawn in proportion, is cut into the blocks that devices hold, with
-the numbers of these devices and the colour that they share.  Below, a bar shows what each transfer sends, in the order
-of the program.  All of it lies on one grid of two columns, which a telephone shows as well.
+The mesh has a colour for each device.  An array, drawn in proportion, is cut into the blocks that
+devices hold, with the numbers of these devices and the colour that they share.  Below, a bar shows
+what each transfer sends, in the order of the program.  All of it lies on one grid of two columns,
+which a telephone shows as well.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.tools.grid import Grid, alike, arrange, corner, device_ids, mesh_grid, mesh_title, ranges
+from xmap_compat.tools.grid import (
+    Grid,
+    alike,
+    arrange,
+    corner,
+    device_ids,
+    mesh_grid,
+    mesh_title,
+    ranges,
+)
 from xmap_compat.tools.plan import Array, CallPlan
 from xmap_compat.tools.search import Candidates
 from xmap_compat.tools.shown import axes_name
@@ -26,7 +37,9 @@ Colour = tuple[float, float]  # the hue, in degrees, and the lightness, in per c
 
 
 def _colours_of(mesh: _jax.AnyMesh | None) -> list[Colour]:
-    """A colour for each device: the hue runs along the longest mesh axis, the lightness over the others."""
+    """A colour for each device: the hue runs along the longest mesh axis, the lightness over the
+    others.
+    """
     if mesh is None:
         return [(215, 82)]
     shape = mesh.axis_sizes
@@ -38,9 +51,15 @@ def _colours_of(mesh: _jax.AnyMesh | None) -> list[Colour]:
 
 
 def _shared(some: Sequence[Colour]) -> str:
-    """The common part of colours: their hue and mean lightness; if hues differ, a pale grey of that lightness."""
+    """The common part of colours: their hue and mean lightness; if hues differ, a pale grey of that
+    lightness.
+    """
     hues, lightness = {hue for hue, _ in some}, sum(light for _, light in some) / len(some)
-    return f"hsl({some[0][0]:.0f},60%,{lightness:.0f}%)" if len(hues) == 1 else f"hsl(0,0%,{50 + lightness / 2:.0f}%)"
+    return (
+        f"hsl({some[0][0]:.0f},60%,{lightness:.0f}%)"
+        if len(hues) == 1
+        else f"hsl(0,0%,{50 + lightness / 2:.0f}%)"
+    )
 
 
 # ---------------------------------------------------------------------------------- SVG
@@ -54,7 +73,11 @@ STYLE = (
 )
 PAGE, MARGIN, GAP = 500.0, 16.0, 20.0
 ROOM, COLUMN = PAGE - 2 * MARGIN, (PAGE - 2 * MARGIN - GAP) / 2
-LONG, SHORT, BLOCK = 160.0, 18.0, 15.0  # the longest and shortest side of an array, the least of a block
+LONG, SHORT, BLOCK = (
+    160.0,
+    18.0,
+    15.0,
+)  # the longest and shortest side of an array, the least of a block
 MAX_CALLS, MAX_ARRAYS, MAX_TRANSFERS = 8, 60, 30
 Card = Callable[[float, float], float]  # draws at a place, and returns the bottom edge
 
@@ -71,7 +94,9 @@ class _Canvas:
     def rect(self, x, y, w, h, title="", radius=0.0, **attributes):
         self.right, self.bottom = max(self.right, x + w), max(self.bottom, y + h)
         tip = f"<title>{escape(title)}</title>" if title else ""
-        more = "".join(f' {name.strip("_").replace("_", "-")}="{value}"' for name, value in attributes.items())
+        more = "".join(
+            f' {name.strip("_").replace("_", "-")}="{value}"' for name, value in attributes.items()
+        )
         size = f'width="{w:.1f}" height="{h:.1f}" rx="{radius:g}"'
         self.elements.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size}{more}>{tip}</rect>')
 
@@ -80,9 +105,16 @@ class _Canvas:
         if room and _text_width(content, size) > room:
             content = content[: int(room / size / 0.6) - 1] + "…"
         if anchor == "start":
-            self.right, self.bottom = max(self.right, x + _text_width(content, size)), max(self.bottom, y)
-        more = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
-        self.elements.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.3g}"{more}>{escape(content)}</text>')
+            self.right, self.bottom = (
+                max(self.right, x + _text_width(content, size)),
+                max(self.bottom, y),
+            )
+        more = (f' class="{kind}"' if kind else "") + (
+            f' text-anchor="{anchor}"' if anchor != "start" else ""
+        )
+        self.elements.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.3g}"{more}>{escape(content)}</text>'
+        )
 
     def lines(self, x, y, contents: Iterable[str], room: float, kind="faint") -> float:
         """Lines of text below each other; the bottom edge."""
@@ -95,10 +127,16 @@ class _Canvas:
         return len(holders) == len(self.ids) > 1
 
     def fill(self, held: Sequence[int]) -> dict[str, str]:
-        return {"class_": "sheet"} if self.is_everywhere(held) else {"fill": _shared([self.colours[k] for k in held])}
+        return (
+            {"class_": "sheet"}
+            if self.is_everywhere(held)
+            else {"fill": _shared([self.colours[k] for k in held])}
+        )
 
     def block(self, x, y, w, h, holders, title):
-        """A rectangle in the colour that devices share, with their numbers as large as there is room."""
+        """A rectangle in the colour that devices share, with their numbers as large as there is
+        room.
+        """
         everywhere = self.is_everywhere(holders)
         label = f"all {self.size} devices" if everywhere else ranges(self.ids[k] for k in holders)
         self.rect(x, y, w, h, title, stroke="#374151", **self.fill(holders))
@@ -106,7 +144,14 @@ class _Canvas:
             label = f"{self.ids[holders[0]]}…"
         size = min(11.0, 0.75 * h, (w - 2) / (0.6 * len(label)))
         if len(self.ids) > 1 and size >= 5:
-            self.text(x + w / 2, y + h / 2 + 0.36 * size, label, size, "" if everywhere else "on", "middle")
+            self.text(
+                x + w / 2,
+                y + h / 2 + 0.36 * size,
+                label,
+                size,
+                "" if everywhere else "on",
+                "middle",
+            )
 
     def document(self, title: str) -> str:
         size = f"{self.right + MARGIN:.0f}", f"{self.bottom + MARGIN:.0f}"
@@ -125,13 +170,17 @@ def _text_width(content: str, size: float) -> float:
 
 @functools.singledispatch
 def svg(plan: Any) -> str:
-    """The picture of a call's plan as a self-contained SVG document; steps and searches are registered below."""
+    """The picture of a call's plan as a self-contained SVG document; steps and searches are
+    registered below.
+    """
     return _drawn(plan, [plan], "arrays on devices")
 
 
 @svg.register
 def _(plan: StepPlan) -> str:
-    """The arrays of the calls of a step, and a bar for each of its transfers, in the order of the program."""
+    """The arrays of the calls of a step, and a bar for each of its transfers, in the order of the
+    program.
+    """
     return _drawn(plan, plan.calls, "what moves between devices")
 
 
@@ -142,20 +191,38 @@ def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> s
     placed = [call for call in calls if call.mesh == plan.mesh]
     y = canvas.lines(MARGIN, MARGIN + 18, _totals(plan, placed), ROOM)
     arrays = [a for call in placed[:MAX_CALLS] for a in (*call.arguments, *call.results)]
-    y = _cards([functools.partial(_mesh_card, canvas, mesh_title(plan.mesh)), _legend(canvas, arrays)], y + 18)
+    y = _cards(
+        [functools.partial(_mesh_card, canvas, mesh_title(plan.mesh)), _legend(canvas, arrays)],
+        y + 18,
+    )
     for call in placed[:MAX_CALLS]:
-        of, at = ("", "plan") if call is plan else (f" of {call.function}", f"plan.calls[{calls.index(call)}]")
+        of, at = (
+            ("", "plan")
+            if call is plan
+            else (f" of {call.function}", f"plan.calls[{calls.index(call)}]")
+        )
         for title, own in (("arguments", call.arguments), ("results", call.results)):
             if own:
                 canvas.text(MARGIN, y + 12, title + of, 13, "faint bold", room=ROOM)
                 drawn = alike(own)
-                y = _cards([functools.partial(_array_card, canvas, *each) for each in drawn[:MAX_ARRAYS]], y + 20)
+                y = _cards(
+                    [functools.partial(_array_card, canvas, *each) for each in drawn[:MAX_ARRAYS]],
+                    y + 20,
+                )
                 if len(drawn) > MAX_ARRAYS:
                     more = f"... and {len(drawn) - MAX_ARRAYS} more kinds: see {at}.{title}"
                     y = canvas.lines(MARGIN, y - 8, [more], ROOM) + 12
-    rest = [call.function for call in (*placed[MAX_CALLS:], *(call for call in calls if call.mesh != plan.mesh))]
+    rest = [
+        call.function
+        for call in (*placed[MAX_CALLS:], *(call for call in calls if call.mesh != plan.mesh))
+    ]
     if rest:
-        y = canvas.lines(MARGIN, y - 8, [f"not drawn: the arrays of {listed(dict.fromkeys(rest))}"], ROOM) + 12
+        y = (
+            canvas.lines(
+                MARGIN, y - 8, [f"not drawn: the arrays of {listed(dict.fromkeys(rest))}"], ROOM
+            )
+            + 12
+        )
     _draw_transfers(canvas, plan.transfers, arrays, y)
     canvas.right = PAGE - MARGIN
     return canvas.document(f"{plan.function}: {what}")
@@ -163,7 +230,11 @@ def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> s
 
 def _totals(plan: CallPlan | StepPlan, calls: Sequence[CallPlan]) -> list[str]:
     held = sum(call.bytes_held for call in calls)
-    sent = [f"{show_bytes(count)} over {axes_name(axis)}" for axis, count in plan.sent_over.items() if count]
+    sent = [
+        f"{show_bytes(count)} over {axes_name(axis)}"
+        for axis, count in plan.sent_over.items()
+        if count
+    ]
     return [
         f"each device holds {show_bytes(held)} of arguments and results",
         f"and sends {listed(sent)}" if sent else "and sends nothing",
@@ -173,7 +244,13 @@ def _totals(plan: CallPlan | StepPlan, calls: Sequence[CallPlan]) -> list[str]:
 def _cards(cards: Sequence[Card], y: float) -> float:
     """Draw cards in two columns; return the bottom edge."""
     for k in range(0, len(cards), 2):
-        y = max(card(MARGIN + side * (COLUMN + GAP), y) for side, card in enumerate(cards[k : k + 2])) + 18
+        y = (
+            max(
+                card(MARGIN + side * (COLUMN + GAP), y)
+                for side, card in enumerate(cards[k : k + 2])
+            )
+            + 18
+        )
     return y
 
 
@@ -186,7 +263,10 @@ def _mesh_card(canvas: _Canvas, title: str, x: float, y: float) -> float:
         canvas.text(x + 48, y + 40, "one device", 11, "on", "middle")
         return y + 52
     coordinates = list(np.ndindex(*canvas.mesh.axis_sizes))
-    place = lambda k: listed(f"{name} = {at}" for name, at in zip(canvas.mesh.axis_names, coordinates[k]))  # noqa: E731
+
+    def place(k):
+        return listed(f"{name} = {at}" for name, at in zip(canvas.mesh.axis_names, coordinates[k]))
+
     tip = lambda held: f"device {canvas.ids[held[0]]}: {place(held[0])}"  # noqa: E731
     return _draw_grid(canvas, mesh_grid(canvas.mesh), x, y + 14, tip)
 
@@ -201,14 +281,18 @@ def _legend(canvas: _Canvas, arrays: Sequence[Array]) -> Card:
     others = axes_name(tuple(axis for axis in shape if axis != longest))
     found: dict[str, tuple[int, ...]] = {}
     for block in held:
-        found.setdefault(others if len({canvas.colours[k][0] for k in block}) > 1 else longest, block)
+        found.setdefault(
+            others if len({canvas.colours[k][0] for k in block}) > 1 else longest, block
+        )
 
     def card(x: float, y: float) -> float:
         if found:
             canvas.text(x, y + 12, "blocks on several devices", 13, "faint bold", room=COLUMN)
         for k, (axis, block) in enumerate(found.items()):
             canvas.rect(x, y + 24 + 20 * k, 14, 12, stroke="#374151", **canvas.fill(block))
-            canvas.text(x + 20, y + 34 + 20 * k, f"at one place along {axis}", 11, "faint", room=COLUMN - 20)
+            canvas.text(
+                x + 20, y + 34 + 20 * k, f"at one place along {axis}", 11, "faint", room=COLUMN - 20
+            )
         return y + 22 + 20 * len(found)
 
     return card
@@ -226,9 +310,17 @@ def _array_card(canvas: _Canvas, name: str, array: Array, x: float, y: float) ->
     return canvas.lines(x, y, [apart], COLUMN)
 
 
-def _draw_grid(canvas: _Canvas, grid: Grid, x: float, y: float, tip: Callable[[list[int]], str]) -> float:
-    """The names of dimensions, and the blocks, in proportion as far as their numbers can be read; the bottom edge."""
-    heads = [f"↓ {grid.rows}" if grid.rows else "", f"→ {grid.columns}" if grid.columns else "", grid.others]
+def _draw_grid(
+    canvas: _Canvas, grid: Grid, x: float, y: float, tip: Callable[[list[int]], str]
+) -> float:
+    """The names of dimensions, and the blocks, in proportion as far as their numbers can be read;
+    the bottom edge.
+    """
+    heads = [
+        f"↓ {grid.rows}" if grid.rows else "",
+        f"→ {grid.columns}" if grid.columns else "",
+        grid.others,
+    ]
     y = canvas.lines(x, y, heads, COLUMN) + 6
     rows, columns, _ = grid.shape
     down, across = (max(size, 1) for size in grid.sizes)
@@ -247,8 +339,12 @@ def _draw_grid(canvas: _Canvas, grid: Grid, x: float, y: float, tip: Callable[[l
     return y
 
 
-def _draw_transfers(canvas: _Canvas, transfers: Sequence[Transfer], arrays: Sequence[Array], y: float) -> None:
-    """A bar for each distinct transfer, as long as its bytes, below its words and the arrays that it joins."""
+def _draw_transfers(
+    canvas: _Canvas, transfers: Sequence[Transfer], arrays: Sequence[Array], y: float
+) -> None:
+    """A bar for each distinct transfer, as long as its bytes, below its words and the arrays that
+    it joins.
+    """
     if not transfers:
         return
     canvas.text(MARGIN, y + 12, "what moves, in the order of the program", 13, "faint bold")
@@ -264,11 +360,15 @@ def _draw_transfers(canvas: _Canvas, transfers: Sequence[Transfer], arrays: Sequ
     for t, times, sent in rows[:MAX_TRANSFERS]:
         joined = [name for name, a in alike(arrays) if {*a.axes} & {*t.axes}]
         y = canvas.lines(MARGIN, y + 4, [_described(t, times, sent)], ROOM, "")
-        y = canvas.lines(MARGIN, y - 1, [f"joins parts of {listed(joined)}"] if joined else [], ROOM)
+        y = canvas.lines(
+            MARGIN, y - 1, [f"joins parts of {listed(joined)}"] if joined else [], ROOM
+        )
         canvas.rect(MARGIN, y + 5, max(ROOM * sent / largest, 2), 6, class_=kinds[t.derivative][0])
         y += 12
     if len(rows) > MAX_TRANSFERS:
-        canvas.lines(MARGIN, y, [f"... and {len(rows) - MAX_TRANSFERS} more: see plan.transfers"], ROOM)
+        canvas.lines(
+            MARGIN, y, [f"... and {len(rows) - MAX_TRANSFERS} more: see plan.transfers"], ROOM
+        )
 
 
 def _described(t: Transfer, times: int | None, sent: int) -> str:
@@ -290,11 +390,18 @@ def _(found: Candidates) -> str:
     largest = max([max(held, sent) for _, held, sent in rows], default=1)
     for c, held, sent in rows[:MAX_TRANSFERS]:
         words = f"{c.name}: holds {show_bytes(held)}, sends {show_bytes(sent)}"
-        y = canvas.lines(MARGIN, y + 8, [words + ", dominated" * c.dominated], ROOM, "faint" * c.dominated)
+        y = canvas.lines(
+            MARGIN, y + 8, [words + ", dominated" * c.dominated], ROOM, "faint" * c.dominated
+        )
         for kind, count in (("sent", held), ("back", sent)):
             canvas.rect(MARGIN, y + 5, max(ROOM * count / largest, 1), 5, class_=kind)
             y += 6
     if len(rows) > MAX_TRANSFERS:
-        canvas.lines(MARGIN, y + 4, [f"... and {len(rows) - MAX_TRANSFERS} more: see found[{MAX_TRANSFERS}:]"], ROOM)
+        canvas.lines(
+            MARGIN,
+            y + 4,
+            [f"... and {len(rows) - MAX_TRANSFERS} more: see found[{MAX_TRANSFERS}:]"],
+            ROOM,
+        )
     canvas.right = PAGE - MARGIN
     return canvas.document("what each assignment holds and sends")

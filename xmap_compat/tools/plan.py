@@ -1,7 +1,8 @@
-"""``f.plan(*args)``: what an xmapped call decides and does, as a value that you can read, print and draw.
+"""``f.plan(*args)``: what an xmapped call decides and does, as a value that you can read, print and
+draw.
 
-Nothing is executed or compiled.  The call is staged out (traced) exactly as it would run, by an evaluator that
-puts the operations of each equation of the named program under a named scope.
+Nothing is executed or compiled.  The call is staged out (traced) exactly as it would run, by an
+evaluator that puts the operations of each equation of the named program under a named scope.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Nested:
 
     Attributes:
       function: its name.
-      axes: its own named axes; the mesh axes that split them are taken from the mesh of the outer call.
+      axes: its own named axes; the mesh axes that split them are taken from the mesh of the outer
+      call.
       where: the position of the call.
     """
 
@@ -110,7 +112,8 @@ class CallPlan(Shown):
       arguments: one entry for each array.
       results: one entry for each array.
       collectives: the collectives, in the order of the program.
-      gathered: the arguments that are gathered where they enter, as far as arrays or types have shardings.
+      gathered: the arguments that are gathered where they enter, as far as arrays or types have
+      shardings.
       recipe: what you write by hand in plain JAX: an expression, and a line for each collective.
     """
 
@@ -131,7 +134,9 @@ class CallPlan(Shown):
 
     @property
     def bytes_held(self) -> int:
-        """The bytes of arguments and results on each device; temporary values are not among them."""
+        """The bytes of arguments and results on each device; temporary values are not among
+        them.
+        """
         return sum(a.device_bytes for a in (*self.arguments, *self.results))
 
     @property
@@ -141,14 +146,18 @@ class CallPlan(Shown):
 
     @property
     def sent_over(self) -> dict[Any, int]:
-        """The bytes that each device sends over each mesh axis: see :func:`xmap_compat.tools.transfers.sent_over`."""
+        """The bytes that each device sends over each mesh axis: see
+        :func:`xmap_compat.tools.transfers.sent_over`.
+        """
         return sent_over(self.transfers, self.mesh)
 
 
 # ---------------------------------------------------------------------------- making it
 
 
-def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, args: tuple[Any, ...]) -> CallPlan:
+def describe_made(
+    declared: calls.Declaration, made: calls.PlacedCall | None, args: tuple[Any, ...]
+) -> CallPlan:
     """The plan of one call, which is traced but neither compiled nor executed.
 
     Args:
@@ -160,7 +169,9 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     def call(*args):
         nonlocal placed
         placed = calls.place_call(declared, args) if made is None else made
-        with watching(Watcher(functools.partial(NumberingEvaluator, numbers=numbers)), jitted=False):
+        with watching(
+            Watcher(functools.partial(NumberingEvaluator, numbers=numbers)), jitted=False
+        ):
             return execute(placed, jax.tree.leaves(args))
 
     jaxpr = jax.make_jaxpr(call)(*args)
@@ -170,7 +181,9 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     paths = [a.path for a in arguments]
     # Each nested call is at the call that holds its equations.
     nested = (
-        Nested(call.function, call.axes, next(filter(None, map(position_of, reversed(around))), None))
+        Nested(
+            call.function, call.axes, next(filter(None, map(position_of, reversed(around))), None)
+        )
         for eqn, around in _jax.walk(placed.program.jaxpr)
         for call in named_scopes.calls_in(str(eqn.source_info.name_stack))
     )
@@ -187,22 +200,31 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     )
 
 
-def arguments_of(placed: calls.PlacedCall, declared: calls.Declaration, args: tuple[Any, ...]) -> tuple[Array, ...]:
+def arguments_of(
+    placed: calls.PlacedCall, declared: calls.Declaration, args: tuple[Any, ...]
+) -> tuple[Array, ...]:
     """The arguments of a call, as they lie on the devices."""
     roots = _parameter_names(declared.fun, len(args))
     found = zip(jax.tree_util.tree_leaves_with_path(args), placed.in_specs)
-    return tuple(_array(roots[at.idx], keys, jax.typeof(leaf), spec, placed) for ((at, *keys), leaf), spec in found)
+    return tuple(
+        _array(roots[at.idx], keys, jax.typeof(leaf), spec, placed)
+        for ((at, *keys), leaf), spec in found
+    )
 
 
 def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
-    """The function's names for its positional arguments; ``args[2]`` for an argument without a name."""
+    """The function's names for its positional arguments; ``args[2]`` for an argument without a
+    name.
+    """
     try:
         parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     single = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
-    more = [f"{rest}[{k}]" if rest else f"args[{k + len(single)}]" for k in range(count - len(single))]
+    more = [
+        f"{rest}[{k}]" if rest else f"args[{k + len(single)}]" for k in range(count - len(single))
+    ]
     return [*single, *more][:count]
 
 
@@ -212,7 +234,8 @@ def results_of(placed: calls.PlacedCall) -> tuple[Array, ...]:
     tree = jax.tree.unflatten(placed.program.out_tree, range(len(types)))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     return tuple(
-        _array("result", p, _whole(a, s, placed), s, placed) for p, a, s in zip(paths, types, placed.out_specs)
+        _array("result", p, _whole(a, s, placed), s, placed)
+        for p, a, s in zip(paths, types, placed.out_specs)
     )
 
 
@@ -224,7 +247,9 @@ def _whole(aval: Any, spec: AxisSpec, placed: calls.PlacedCall) -> jax.ShapeDtyp
     return jax.ShapeDtypeStruct(shape, aval.dtype)
 
 
-def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, placed: calls.PlacedCall) -> Array:
+def _array(
+    root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, placed: calls.PlacedCall
+) -> Array:
     named = spec.name_at()
     axes = tuple(named.get(k) for k in range(len(aval.shape)))
     parts = [placed.placements[n].devices if n is not None else 1 for n in axes]

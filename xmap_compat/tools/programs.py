@@ -6,7 +6,9 @@ import argparse
 
 
 def add_program(parser: argparse.ArgumentParser, words: str) -> None:
-    """The program of a command: ``SCRIPT [ARGS...]`` or ``-m MODULE [ARGS...]``, which ends the command's options."""
+    """The program of a command: ``SCRIPT [ARGS...]`` or ``-m MODULE [ARGS...]``, which ends the
+    command's options.
+    """
     about = "a module, and its arguments"
     parser.add_argument("-m", metavar="MODULE", dest="module", nargs=argparse.REMAINDER, help=about)
     parser.add_argument("program", nargs=argparse.REMAINDER, help=words)

@@ -1,4 +1,6 @@
-"""Values that print and draw themselves: views import values, and a value finds its views when it is shown."""
+"""Values that print and draw themselves: views import values, and a value finds its views when it
+is shown.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Shown:
             file.write(self.svg())
 
     def to_dict(self) -> dict[str, Any]:
-        """All attributes as dictionaries, lists, numbers and strings, which ``json.dumps`` takes."""
+        """All attributes as dictionaries, lists, numbers and strings, which ``json.dumps``
+        takes.
+        """
         return plain(self)
 
 
@@ -56,8 +60,14 @@ def plain(value: Any) -> Any:
         return {axes_name(key): plain(entry) for key, entry in value.items()}
     if dataclasses.is_dataclass(value):
         fields = [field.name for field in dataclasses.fields(value) if field.compare]
-        computed = [name for name, found in vars(type(value)).items() if isinstance(found, property)]
-        return {name: plain(getattr(value, name)) for name in (*fields, *computed) if not name.startswith("_")}
+        computed = [
+            name for name, found in vars(type(value)).items() if isinstance(found, property)
+        ]
+        return {
+            name: plain(getattr(value, name))
+            for name in (*fields, *computed)
+            if not name.startswith("_")
+        }
     if isinstance(value, Iterable):
         return [plain(entry) for entry in value]
     return plain(dict(value.shape)) if hasattr(value, "axis_names") else str(value)

@@ -1,4 +1,6 @@
-"""A staged program as a tree: calls and ``shard_map`` are inlined, loops and branches are its branches."""
+"""A staged program as a tree: calls and ``shard_map`` are inlined, loops and branches are its
+branches.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Value:
 
 
 def bytes_of(aval: Any) -> int:
-    return math.prod(getattr(aval, "shape", ())) * getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return math.prod(getattr(aval, "shape", ())) * getattr(
+        getattr(aval, "dtype", None), "itemsize", 0
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +68,8 @@ class _StagedBody:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """An equation; or, without one, a value that enters or leaves a shard_map, under its other type.
+    """An equation; or, without one, a value that enters or leaves a shard_map, under its other
+    type.
 
     Attributes:
       body: the jaxpr that contains it.
@@ -98,7 +103,9 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StagedProgram:
-    """A program: its operations in order, without those that nothing needs, because XLA drops them."""
+    """A program: its operations in order, without those that nothing needs, because XLA drops
+    them.
+    """
 
     inputs: tuple[Value, ...]
     operations: tuple[Operation, ...]
@@ -111,13 +118,18 @@ class StagedProgram:
         found = []
         for operation in self.operations:
             expression: Any = operation
-            if operation.eqn is not None and not operation.branches and not _jax.has_side_effect(operation.eqn):
+            if (
+                operation.eqn is not None
+                and not operation.branches
+                and not _jax.has_side_effect(operation.eqn)
+            ):
                 given = zip(operation.eqn.invars, operation.operands)
                 operands = (str(v) if o.literal else numbers.get(o, o) for v, o in given)
                 expression = operation.name, str(operation.eqn.params), *operands
             found += [operation] if (expression, 0) in numbers else []
             numbers.update(
-                (v, numbers.setdefault((expression, k), len(numbers))) for k, v in enumerate(operation.results)
+                (v, numbers.setdefault((expression, k), len(numbers)))
+                for k, v in enumerate(operation.results)
             )
         return frozenset(found)
 
@@ -140,7 +152,9 @@ def _program(jaxpr: Any, body: _StagedBody) -> StagedProgram:
 
 
 def _needed(operations: Sequence[Operation], results: Sequence[Value]) -> tuple[Operation, ...]:
-    """The operations that are needed; dead code in inlined functions with custom rules is left out too."""
+    """The operations that are needed; dead code in inlined functions with custom rules is left out
+    too.
+    """
     needed, kept = set(results), []
     for operation in reversed(operations):
         if needed.intersection(operation.results) or (
@@ -162,7 +176,8 @@ def _operations(opened: Any, env: dict[Any, Value], body: _StagedBody) -> Iterat
         operands = tuple(_value(env, v) for v in eqn.invars)
         found = _jax.read(eqn)
         inside = _StagedBody(
-            body.stack_of(eqn), found.mesh_shape if isinstance(found, _jax.ShardMap) else body.mesh_shape
+            body.stack_of(eqn),
+            found.mesh_shape if isinstance(found, _jax.ShardMap) else body.mesh_shape,
         )
         if isinstance(found, _INLINED):
             called, _ = _jax.open_jaxpr(found.body)
@@ -178,12 +193,19 @@ def _operations(opened: Any, env: dict[Any, Value], body: _StagedBody) -> Iterat
         yield Operation(eqn, operands, results, body, found, tuple(_branches(eqn, found, inside)))
 
 
-def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: _StagedBody) -> Any:
+def _shard_map(
+    found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: _StagedBody
+) -> Any:
     opened, _ = _jax.open_jaxpr(found.body)
     env = {v: Value(v.aval) for v in opened.invars}
-    yield from (Operation(None, (value,), (env[v],), inside) for v, value in zip(opened.invars, operands))
+    yield from (
+        Operation(None, (value,), (env[v],), inside) for v, value in zip(opened.invars, operands)
+    )
     yield from _operations(opened, env, inside)
-    yield from (Operation(None, (_value(env, v),), (value,), inside) for v, value in zip(opened.outvars, results))
+    yield from (
+        Operation(None, (_value(env, v),), (value,), inside)
+        for v, value in zip(opened.outvars, results)
+    )
 
 
 def _branches(eqn: Any, found: Any, inside: _StagedBody) -> Iterator[StagedProgram]:

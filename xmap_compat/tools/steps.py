@@ -1,7 +1,9 @@
-"""``xmap_compat.plan(step, *args)``: what the xmapped calls of a whole program hold and send between devices.
+"""``xmap_compat.plan(step, *args)``: what the xmapped calls of a whole program hold and send
+between devices.
 
-The program is staged out (traced) as it would run, derivatives and loops included, with an evaluator in every xmapped
-call that puts the operations of each collective under a named scope. Nothing is executed, nor compiled unless asked.
+The program is staged out (traced) as it would run, derivatives and loops included, with an
+evaluator in every xmapped call that puts the operations of each collective under a named scope.
+Nothing is executed, nor compiled unless asked.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ from xmap_compat.tools.transfers import (
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Collectives of one kind over the same mesh axes: the bytes that each device sends, planned and compiled."""
+    """Collectives of one kind over the same mesh axes: the bytes that each device sends, planned
+    and compiled.
+    """
 
     kind: str
     mesh_axes: tuple[Any, ...]
@@ -55,7 +59,8 @@ class Compiled:
     """What XLA says about a step that it has compiled, for one device.
 
     Attributes:
-      cost: its ``cost_analysis``, without the figures of single operands.  A loop counts as one iteration.
+      cost: its ``cost_analysis``, without the figures of single operands.  A loop counts as one
+      iteration.
       memory: its ``memory_analysis``.
       transfers: every collective of the compiled program.
     """
@@ -66,22 +71,31 @@ class Compiled:
 
     @property
     def peak(self) -> int:
-        """XLA's ``peak_memory_in_bytes``, or its arguments, results and temporaries: on CPUs the first lacks these."""
-        held = sum(self.memory.get(f"{name}_size_in_bytes", 0) for name in ("argument", "output", "temp"))
-        return max(self.memory.get("peak_memory_in_bytes", 0), held - self.memory.get("alias_size_in_bytes", 0))
+        """XLA's ``peak_memory_in_bytes``, or its arguments, results and temporaries: on CPUs the
+        first lacks these.
+        """
+        held = sum(
+            self.memory.get(f"{name}_size_in_bytes", 0) for name in ("argument", "output", "temp")
+        )
+        return max(
+            self.memory.get("peak_memory_in_bytes", 0),
+            held - self.memory.get("alias_size_in_bytes", 0),
+        )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StepPlan(Shown):
-    """What a step with xmapped calls in it does.  Print it, show it in a notebook, or draw it with :meth:`svg`.
+    """What a step with xmapped calls in it does.  Print it, show it in a notebook, or draw it with
+    :meth:`svg`.
 
     Attributes:
       function: the name of the step.
       mesh: the mesh of its calls; None where they run on one device.
       calls: the plans of its xmapped calls, one for each function and each type of arguments.
-      transfers: the transfers between devices in these calls and their derivatives, in the order of the program.
-      gathered: arguments that are gathered where they enter a call, if they are concrete arrays or have Explicit
-        types; for others see ``compiled``.
+      transfers: the transfers between devices in these calls and their derivatives, in the order of
+      the program.
+      gathered: arguments that are gathered where they enter a call, if they are concrete arrays or
+        have Explicit types; for others see ``compiled``.
       compiled: the compiled step; None unless ``compiled=True``.
     """
 
@@ -99,17 +113,25 @@ class StepPlan(Shown):
 
     @property
     def sent_over(self) -> dict[Any, int]:
-        """The bytes that each device sends over each mesh axis: see :func:`xmap_compat.tools.transfers.sent_over`."""
+        """The bytes that each device sends over each mesh axis: see
+        :func:`xmap_compat.tools.transfers.sent_over`.
+        """
         return sent_over(self.transfers, self.mesh)
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """Where the collectives of the compiled step are not the planned ones; empty if it is not compiled."""
+        """Where the collectives of the compiled step are not the planned ones; empty if it is not
+        compiled.
+        """
         if self.compiled is None:
             return ()
         ours, theirs = _bytes_by_kind(self.transfers), _bytes_by_kind(self.compiled.transfers)
-        rounding = 2 * len(self.transfers)  # XLA sends several arrays as one, whose parts are rounded up once
-        found = (Difference(*key, ours.get(key, 0), theirs.get(key, 0)) for key in {**ours, **theirs})
+        rounding = 2 * len(
+            self.transfers
+        )  # XLA sends several arrays as one, whose parts are rounded up once
+        found = (
+            Difference(*key, ours.get(key, 0), theirs.get(key, 0)) for key in {**ours, **theirs}
+        )
         return tuple(d for d in found if abs(d.planned - d.compiled) > rounding * (d.planned > 0))
 
 
@@ -122,19 +144,24 @@ def _bytes_by_kind(transfers: tuple[Transfer, ...]) -> dict[tuple[str, tuple[Any
 
 
 @_jax.api_boundary
-def plan(step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _jax.AnyMesh | None = None) -> StepPlan:
+def plan(
+    step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _jax.AnyMesh | None = None
+) -> StepPlan:
     """The plan of any JAX function with xmapped calls in it, under the mesh in scope.
 
-    The function may be a gradient (``jax.grad(loss)``), an optimizer step, or a scan: transfers of derivatives count.
+    The function may be a gradient (``jax.grad(loss)``), an optimizer step, or a scan: transfers of
+    derivatives count.
 
     Args:
       step: the function; it is traced, not executed.
       args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
-      compiled: whether to compile it as well, for XLA's FLOPs and bytes, and the collectives that XLA decides on.
+      compiled: whether to compile it as well, for XLA's FLOPs and bytes, and the collectives that
+      XLA decides on.
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
 
     Returns:
-      A :class:`StepPlan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.compiled``, ``.to_dict()``.
+      A :class:`StepPlan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.compiled``,
+      ``.to_dict()``.
 
     Example:
 
@@ -152,7 +179,10 @@ def plan(step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _ja
         found = stage(step, args, describe=True)
         if compiled and isinstance(found.mesh, jax.sharding.AbstractMesh):
             raise no_devices("plan(..., compiled=True)", found.mesh)
-        return found.plan(api.name_of(step), read_compiled(compile_step(step, args), found.mesh) if compiled else None)
+        return found.plan(
+            api.name_of(step),
+            read_compiled(compile_step(step, args), found.mesh) if compiled else None,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +212,12 @@ class StagedStep:
         leaves = jax.tree_util.tree_leaves_with_path(self.args)
         paths = [argument_path(path, "args") for path, _ in leaves]
         in_step = gathered_in_step(self.jaxpr, [leaf for _, leaf in leaves], paths)
-        gathered = tuple(dict.fromkeys([*in_step, *(g for call in self.plans for g in call.gathered)]))
-        return StepPlan(name, self.mesh, tuple(dict.fromkeys(self.plans)), self.transfers, gathered, compiled)
+        gathered = tuple(
+            dict.fromkeys([*in_step, *(g for call in self.plans for g in call.gathered)])
+        )
+        return StepPlan(
+            name, self.mesh, tuple(dict.fromkeys(self.plans)), self.transfers, gathered, compiled
+        )
 
 
 def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> StagedStep:
@@ -211,13 +245,18 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     def around(placed):
         return jax.named_scope(numbers.scope_of_call(placed.placements))
 
-    with watching(Watcher(functools.partial(NumberingEvaluator, numbers=numbers), around, notice), jitted=True):
-        # A new function with the name of the step, because JAX's cache may have a trace of the step without them.
+    with watching(
+        Watcher(functools.partial(NumberingEvaluator, numbers=numbers), around, notice), jitted=True
+    ):
+        # A new function with the name of the step, because JAX's cache may have a trace of the step
+        # without them.
         jaxpr = jax.make_jaxpr(functools.wraps(step)(lambda *args: step(*args)))(*args)
     placements = tuple(placed.placements for placed in (*outer, *nested))
     meshes = [*(placed.scope.mesh for placed in outer if placed.uses_mesh), *_meshes(jaxpr)]
     every = tuple(a for own in arrays.values() for a in own)
-    return StagedStep(jaxpr, args, tuple(plans), every, placements, numbers, meshes[0] if meshes else None)
+    return StagedStep(
+        jaxpr, args, tuple(plans), every, placements, numbers, meshes[0] if meshes else None
+    )
 
 
 def _no_array_for_step(path: str, value: Any) -> TypeError:
@@ -228,13 +267,19 @@ def _no_array_for_step(path: str, value: Any) -> TypeError:
 
 
 def _meshes(jaxpr: Any) -> Iterator[_jax.AnyMesh]:
-    """The meshes of the ``shard_map``s in a staged program, including those that the user has written."""
+    """The meshes of the ``shard_map``s in a staged program, including those that the user has
+    written.
+    """
     scope = current_scope().mesh
     for eqn, _ in _jax.walk(jaxpr):
         found = _jax.read(eqn)
         if isinstance(found, _jax.ShardMap):
             is_of_scope = scope is not None and dict(scope.shape) == dict(found.mesh.shape)
-            yield found.mesh if isinstance(found.mesh, jax.sharding.Mesh) or not is_of_scope else scope
+            yield (
+                found.mesh
+                if isinstance(found.mesh, jax.sharding.Mesh) or not is_of_scope
+                else scope
+            )
 
 
 def compile_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -249,7 +294,11 @@ def read_compiled(compiled: Any, mesh: _jax.AnyMesh | None) -> Compiled:
     transfers = tuple(t for c in found if (t := from_hlo(c, dict(scope.shape))) is not None)  # type: ignore[union-attr]
     memory = compiled.memory_analysis()
     names = (n for n in dir(memory) if n.endswith("_in_bytes") and not n.startswith("host_"))
-    cost = {name: value for name, value in sorted((compiled.cost_analysis() or {}).items()) if "{" not in name}
+    cost = {
+        name: value
+        for name, value in sorted((compiled.cost_analysis() or {}).items())
+        if "{" not in name
+    }
     return Compiled(cost, {name: getattr(memory, name) for name in names}, transfers)
 
 
@@ -260,5 +309,9 @@ def from_hlo(found: hlo.CompiledCollective, mesh_shape: Mapping[Any, int]) -> Tr
     if not axes:
         return None
     devices = found.group_size if kind != "ppermute" else math.prod(mesh_shape[a] for a in axes)
-    held = {"all-gather": found.nbytes // devices, "reduce-scatter": found.nbytes * devices}.get(kind, found.nbytes)
-    return Transfer(kind, axes, devices, "", None, bytes_sent(kind, held, devices), found.times, False)
+    held = {"all-gather": found.nbytes // devices, "reduce-scatter": found.nbytes * devices}.get(
+        kind, found.nbytes
+    )
+    return Transfer(
+        kind, axes, devices, "", None, bytes_sent(kind, held, devices), found.times, False
+    )

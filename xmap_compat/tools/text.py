@@ -46,7 +46,11 @@ def short_type(dtype: Any, shape: Sequence[int]) -> str:
 
 def show_bytes(count: int | None) -> str:
     """``96 B``, ``1.5 KiB``, ``12 MiB``."""
-    return "unknown" if count is None else _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    return (
+        "unknown"
+        if count is None
+        else _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    )
 
 
 def show_count(count: float) -> str:
@@ -78,7 +82,9 @@ MANY = 12  # rows or drawings; if there are more, equal ones are shown once
 
 
 def table(rows: Rows) -> list[str]:
-    """Lines that fit the terminal: the widest columns are wrapped, between words as long as that is enough."""
+    """Lines that fit the terminal: the widest columns are wrapped, between words as long as that is
+    enough.
+    """
     rows = [tuple(cell.upper() for cell in rows[0]), *rows[1:]]
     columns = range(len(rows[0]))
     widths = [max(1, *(len(row[k]) for row in rows)) for k in columns]
@@ -99,7 +105,9 @@ def table(rows: Rows) -> list[str]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines that are broken at white space, or else after a comma, or else anywhere but inside a number."""
+    """Lines that are broken at white space, or else after a comma, or else anywhere but inside a
+    number.
+    """
     lines: list[str] = []
     for piece in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]:
         while len(piece) > width:
@@ -111,7 +119,9 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _before_number(text: str, at: int) -> int:
-    """The last place to break that is not inside a number; ``at`` if the number fills the whole line."""
+    """The last place to break that is not inside a number; ``at`` if the number fills the whole
+    line.
+    """
     start = at
     while start and text[start - 1].isdigit() and text[start].isdigit():
         start -= 1
@@ -119,14 +129,19 @@ def _before_number(text: str, at: int) -> int:
 
 
 def grouped(rows: Rows, where: str, most: int = MANY) -> Rows:
-    """Merge rows that differ only in an index of their first cell, and if there are more than ``most`` rows, those that
-    differ in the first cell only.  ``where`` has all rows."""
+    """Merge rows that differ only in an index of their first cell, and if there are more than
+    ``most`` rows, those that differ in the first cell only.  ``where`` has all rows.
+    """
     head, *body = rows
     alike = by_key(body, lambda row: ("" if len(body) > most else without_index(row[0]), row[1:]))
     found = [(with_more([row[0] for row in own]), *rest) for (_, rest), own in alike.items()]
     shown = found if len(found) <= most else found[: most - 1]
     hidden = len(body) - sum(map(len, list(alike.values())[: len(shown)]))
-    return [head, *shown, *([(f"... and {hidden} more: see {where}", *[""] * (len(head) - 1))] if hidden else [])]
+    return [
+        head,
+        *shown,
+        *([(f"... and {hidden} more: see {where}", *[""] * (len(head) - 1))] if hidden else []),
+    ]
 
 
 _INDEX = re.compile(r"\[\d+\]")

@@ -1,7 +1,9 @@
-"""What the collectives of a call became, read from the staged program: the words and the transfers of a plan.
+"""What the collectives of a call became, read from the staged program: the words and the transfers
+of a plan.
 
-Each equation of the named program that may leave collectives between devices gets a number, and is evaluated under a
-named scope with this number.  A plan describes the operations in that scope, so it cannot differ from what runs.
+Each equation of the named program that may leave collectives between devices gets a number, and is
+evaluated under a named scope with this number.  A plan describes the operations in that scope, so
+it cannot differ from what runs.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import MeshAxis, Placement
 from xmap_compat.core.specs import AxisName
-from xmap_compat.tools.staged import Operation, Position, StagedProgram, Value, bytes_of, position_of
+from xmap_compat.tools.staged import (
+    Operation,
+    Position,
+    StagedProgram,
+    Value,
+    bytes_of,
+    position_of,
+)
 from xmap_compat.tools.text import by_key, listed, plural, short_type
 
 
@@ -31,7 +40,8 @@ class Transfer:
     """A collective between devices.
 
     Attributes:
-      kind: ``'all-reduce'``, ``'all-gather'``, ``'reduce-scatter'``, ``'all-to-all'`` or ``'ppermute'``.
+      kind: ``'all-reduce'``, ``'all-gather'``, ``'reduce-scatter'``, ``'all-to-all'`` or
+      ``'ppermute'``.
       mesh_axes: the mesh axes that it goes over.
       devices: how many devices take part in each group.
       operand: its type on each device.
@@ -39,8 +49,10 @@ class Transfer:
       bytes_sent: the fewest bytes that each device sends each time, which ring algorithms reach.
       times: how often a call runs it; None in a while loop, whose trip count is unknown.
       conditional: whether it is in a branch of a cond.
-      derivative: whether it belongs to a derivative of the function, and not to the function itself.
-      axes: the named axes of the collective that it is for; empty for a transfer that only a derivative needs.
+      derivative: whether it belongs to a derivative of the function, and not to the function
+      itself.
+      axes: the named axes of the collective that it is for; empty for a transfer that only a
+      derivative needs.
       where: the user's call.
     """
 
@@ -63,7 +75,9 @@ class Transfer:
 
     @property
     def counted(self) -> int:
-        """The bytes that each device sends for it in a call; a while loop counts as one iteration."""
+        """The bytes that each device sends for it in a call; a while loop counts as one
+        iteration.
+        """
         return self.bytes_sent if self.total is None else self.total
 
 
@@ -72,10 +86,12 @@ class Collective:
     """A collective over named axes of the user's program, and what it became on the devices.
 
     Attributes:
-      primitive: its name: ``'psum'``, ``'pdot'``, ...; ``'while'`` for the agreement of devices to go on.
+      primitive: its name: ``'psum'``, ``'pdot'``, ...; ``'while'`` for the agreement of devices to
+      go on.
       axes: the named axes, in the user's order.
       where: the position of the user's call.
-      became: ``'local sum, all-reduce over x'``: what a device does for it, in the order of its first steps.
+      became: ``'local sum, all-reduce over x'``: what a device does for it, in the order of its
+      first steps.
       transfers: its transfers between devices; empty if there are none.
     """
 
@@ -87,7 +103,9 @@ class Collective:
 
     @property
     def bytes_sent(self) -> int | None:
-        """The bytes that each device sends in a call, with all iterations and branches; None in a while loop."""
+        """The bytes that each device sends in a call, with all iterations and branches; None in a
+        while loop.
+        """
         return total_bytes(self.transfers)
 
 
@@ -97,14 +115,17 @@ def total_bytes(transfers: Iterable[Transfer]) -> int | None:
 
 
 def sent_over(transfers: Iterable[Transfer], mesh: _jax.AnyMesh | None) -> dict[Any, int]:
-    """The bytes that each device sends over each axis of a mesh; a while loop counts as one iteration.
+    """The bytes that each device sends over each axis of a mesh; a while loop counts as one
+    iteration.
 
     A transfer over several axes at once counts for the tuple of these, in the order of the mesh.
     """
     axes = () if mesh is None else mesh.axis_names
     sent: dict[Any, int] = dict.fromkeys(axes, 0)
     for transfer in transfers:
-        first, *others = sorted(transfer.mesh_axes, key=lambda axis: axes.index(axis) if axis in axes else len(axes))
+        first, *others = sorted(
+            transfer.mesh_axes, key=lambda axis: axes.index(axis) if axis in axes else len(axes)
+        )
         key = (first, *others) if others else first
         sent[key] = sent.get(key, 0) + transfer.counted
     return sent
@@ -120,7 +141,9 @@ def _sum_of_known(counts: Iterable[int | None]) -> int | None:
 
 
 class EquationNumbers:
-    """Numbers of the evaluated equations of the named program: named scopes tell which of them an operation is of."""
+    """Numbers of the evaluated equations of the named program: named scopes tell which of them an
+    operation is of.
+    """
 
     def __init__(self):
         self.found: dict[Any, _NumberedEquation] = {}
@@ -134,7 +157,9 @@ class EquationNumbers:
 
     @contextlib.contextmanager
     def scope_of(self, eqn, placements) -> Iterator[str]:
-        """The named scope of an equation; an equation in a function that is called twice has two."""
+        """The named scope of an equation; an equation in a function that is called twice has
+        two.
+        """
         where = position_of(eqn) or (self._around[-1][1] if self._around else None)
         self._around.append((id(eqn), where))
         numbered = _NumberedEquation(len(self.found), eqn, where, placements)
@@ -171,12 +196,16 @@ class _NumberedEquation:
 
 @dataclasses.dataclass(frozen=True)
 class NumberingEvaluator(Evaluator):
-    """Evaluates as usual, under a named scope for each equation that may leave collectives between devices."""
+    """Evaluates as usual, under a named scope for each equation that may leave collectives between
+    devices.
+    """
 
     numbers: EquationNumbers = dataclasses.field(default_factory=EquationNumbers)
 
     def call(self, jaxpr, operands, name):
-        return self.evaluate(jaxpr, operands)  # the equations of each call have numbers of their own
+        return self.evaluate(
+            jaxpr, operands
+        )  # the equations of each call have numbers of their own
 
     def equation(self, eqn, operands):
         if eqn.primitive.name not in COLLECTIVES and _jax.read(eqn) is None:
@@ -186,11 +215,16 @@ class NumberingEvaluator(Evaluator):
 
 
 def collectives(program: StagedProgram, numbers: EquationNumbers) -> tuple[Collective, ...]:
-    """The collectives of a staged program, by equation.  An equation that only holds others is left out."""
+    """The collectives of a staged program, by equation.  An equation that only holds others is left
+    out.
+    """
     done: dict[int | None, list[Transfer | str]] = {}
     for number, _, what in _told(program, numbers):
         done.setdefault(number, []).append(what)
-    found = (_collective(equation, _merged(done.get(equation.number, []))) for equation in numbers.found.values())
+    found = (
+        _collective(equation, _merged(done.get(equation.number, [])))
+        for equation in numbers.found.values()
+    )
     return tuple(c for c in found if c.transfers or c.primitive in _NAMES.values())
 
 
@@ -199,13 +233,19 @@ def every_transfer(program: StagedProgram, numbers: EquationNumbers) -> tuple[Tr
     told = _told(program, numbers)
     moved = ((what, _number(_CALL, stack)) for _, stack, what in told if isinstance(what, Transfer))
     return tuple(
-        t if t.axes or call is None else dataclasses.replace(t, axes=_split_over(numbers.calls[call], t.mesh_axes))
+        t
+        if t.axes or call is None
+        else dataclasses.replace(t, axes=_split_over(numbers.calls[call], t.mesh_axes))
         for t, call in moved
     )
 
 
-def _told(program: StagedProgram, numbers: EquationNumbers) -> Iterator[tuple[int | None, str, Transfer | str]]:
-    """Each transfer or local step of a staged program, after the number of its equation and its named scopes."""
+def _told(
+    program: StagedProgram, numbers: EquationNumbers
+) -> Iterator[tuple[int | None, str, Transfer | str]]:
+    """Each transfer or local step of a staged program, after the number of its equation and its
+    named scopes.
+    """
     known = tuple(numbers.found.values())
     for operation, what in _done(program):
         number = _number(_EQUATION, operation.stack)
@@ -222,11 +262,15 @@ def _explained(transfer: Transfer, equation: _NumberedEquation) -> Transfer:
     return dataclasses.replace(transfer, axes=own or split, where=equation.where or transfer.where)
 
 
-def _split_over(placements: Mapping[AxisName, Placement], mesh_axes: Sequence[Any]) -> tuple[AxisName, ...]:
+def _split_over(
+    placements: Mapping[AxisName, Placement], mesh_axes: Sequence[Any]
+) -> tuple[AxisName, ...]:
     """The named axes that are split over some of these mesh axes."""
     own = {n: p.mesh_axes for n, p in placements.items() if not isinstance(n, MeshAxis)}
     # The mesh axes of a nested xmap are named axes of the outer one.
-    over = {n: {a.mesh_axis if isinstance(a, MeshAxis) else a for a in axes} for n, axes in own.items()}
+    over = {
+        n: {a.mesh_axis if isinstance(a, MeshAxis) else a for a in axes} for n, axes in own.items()
+    }
     return tuple(n for n, axes in over.items() if not axes.isdisjoint(mesh_axes))
 
 
@@ -237,20 +281,34 @@ def _collective(equation: _NumberedEquation, done: Sequence[Transfer | str]) -> 
     primitive = equation.eqn.primitive.name
     transfers = tuple(t for t in done if isinstance(t, Transfer))
     if primitive not in COLLECTIVES:  # it holds others, which have rows of their own
-        agreement = ["agreement of the devices to go on"] if isinstance(_jax.read(equation.eqn), _jax.While) else []
+        agreement = (
+            ["agreement of the devices to go on"]
+            if isinstance(_jax.read(equation.eqn), _jax.While)
+            else []
+        )
         done = [*agreement, *transfers]
-    words = list(dict.fromkeys(what if isinstance(what, str) else _phrase(what, transfers) for what in done))
+    words = list(
+        dict.fromkeys(what if isinstance(what, str) else _phrase(what, transfers) for what in done)
+    )
     told = [word for word in words if word != RESHAPED] or words
     became = ", ".join(told) or "nothing to do"
-    return Collective(_NAMES.get(primitive, primitive), equation.axes, equation.where, became, transfers)
+    return Collective(
+        _NAMES.get(primitive, primitive), equation.axes, equation.where, became, transfers
+    )
 
 
 def _phrase(transfer: Transfer, every: Sequence[Transfer]) -> str:
-    """A transfer in words, with the number of transfers that differ from it only in the values that they carry."""
+    """A transfer in words, with the number of transfers that differ from it only in the values that
+    they carry.
+    """
     kind_of = lambda t: (t.kind, t.mesh_axes, t.elements, t.conditional)  # noqa: E731
     total = _sum_of_known(t.times for t in every if kind_of(t) == kind_of(transfer))
     over = f"over {listed(transfer.mesh_axes)}"
-    kind = f"ppermute of {plural(transfer.elements, 'element')}" if transfer.elements is not None else transfer.kind
+    kind = (
+        f"ppermute of {plural(transfer.elements, 'element')}"
+        if transfer.elements is not None
+        else transfer.kind
+    )
     iterations = {1: "", None: " (each iteration)"}.get(total, f" ({total} times)")
     return f"{kind} {over}{iterations}" + (" (in a branch)" if transfer.conditional else "")
 
@@ -272,7 +330,8 @@ KINDS = {
 
 _INDICES = ("axis_index", "iota")
 
-# Other operations that a reader wants to know; the rest work element by element, or change only types.
+# Other operations that a reader wants to know; the rest work element by element, or change only
+# types.
 RESHAPED, REPEATED = "a change of shape", "the result of an equal one"
 _LOCAL = {
     "reduce_sum": "local sum",
@@ -289,8 +348,12 @@ _LOCAL = {
 def _done(
     program: StagedProgram, times: int | None = 1, conditional: bool = False
 ) -> Iterator[tuple[Operation, Transfer | str]]:
-    """Every transfer of a program, and what the operations of numbered equations do on one device."""
-    indices: set[tuple[Value, int | None]] = set()  # computed, for one equation, from the position of the device alone
+    """Every transfer of a program, and what the operations of numbered equations do on one
+    device.
+    """
+    indices: set[tuple[Value, int | None]] = (
+        set()
+    )  # computed, for one equation, from the position of the device alone
     tangents: set[Any] = set()
     for operation in program.operations:
         if operation.eqn is None:
@@ -306,9 +369,13 @@ def _done(
             what = _local(operation, is_index) if number is not None else None
         if what is not None:
             yield operation, what
-        iterations = None if times is None or operation.iterations is None else times * operation.iterations
+        iterations = (
+            None if times is None or operation.iterations is None else times * operation.iterations
+        )
         for branch in operation.branches:
-            yield from _done(branch, iterations, conditional or isinstance(operation.found, _jax.Cond))
+            yield from _done(
+                branch, iterations, conditional or isinstance(operation.found, _jax.Cond)
+            )
 
 
 def _local(operation: Operation, is_index: bool) -> str | None:
@@ -323,7 +390,11 @@ def _local(operation: Operation, is_index: bool) -> str | None:
 
 
 def _transfer(
-    operation: Operation, number: int | None, times: int | None, conditional: bool, tangents: set[Any]
+    operation: Operation,
+    number: int | None,
+    times: int | None,
+    conditional: bool,
+    tangents: set[Any],
 ) -> Transfer | None:
     """A collective as a transfer; None if it crosses no devices."""
     kind, (axes, devices) = KINDS[operation.name], _crossing(operation)
@@ -339,14 +410,20 @@ def _transfer(
     derivative = "transpose(" in operation.stack or ("jvp(" in operation.stack and key in tangents)
     tangents.add(key)
     where = position_of(operation.eqn)
-    return Transfer(kind, axes, devices, operand, elements, sent, times, conditional, derivative, (), where)
+    return Transfer(
+        kind, axes, devices, operand, elements, sent, times, conditional, derivative, (), where
+    )
 
 
 def _crossing(operation: Operation) -> tuple[tuple[Any, ...], int]:
-    """The mesh axes that a collective goes over, and the number of devices in each group: 1 if it moves nothing."""
+    """The mesh axes that a collective goes over, and the number of devices in each group: 1 if it
+    moves nothing.
+    """
     params, mesh_shape = operation.eqn.params, operation.body.mesh_shape
     axes = tuple(a for a in mentioned_names(params) if a in mesh_shape)
-    if operation.name == "ppermute" and len(axes) > 1:  # those along which some pair differs; all of them if none does
+    if (
+        operation.name == "ppermute" and len(axes) > 1
+    ):  # those along which some pair differs; all of them if none does
         axes = axes_within(params["perm"], {a: mesh_shape[a] for a in axes}) or axes
     return axes, math.prod(mesh_shape[a] for a in axes)
 
@@ -358,7 +435,9 @@ def axes_within(groups: Sequence[Sequence[int]], mesh_shape: Mapping[Any, int]) 
 
 
 def bytes_sent(kind: str, size: int, devices: int) -> int:
-    """The bytes that each device with ``size`` bytes must send; an all-reduce is a reduce-scatter and an all-gather."""
+    """The bytes that each device with ``size`` bytes must send; an all-reduce is a reduce-scatter
+    and an all-gather.
+    """
     scattered = -(-size * (devices - 1) // devices)
     return {
         "all-reduce": 2 * scattered,
@@ -369,16 +448,23 @@ def bytes_sent(kind: str, size: int, devices: int) -> int:
 
 
 def alike_transfers(transfers: Sequence[Transfer]) -> list[tuple[Transfer, int | None, int]]:
-    """Transfers of one line that differ only in the values that they carry, and in how often they run.
+    """Transfers of one line that differ only in the values that they carry, and in how often they
+    run.
 
     Returns:
-      For each group its first transfer, how often a call runs all of them, and the bytes that each device sends for
-      them; a while loop counts as one iteration.
+      For each group its first transfer, how often a call runs all of them, and the bytes that each
+      device sends for them; a while loop counts as one iteration.
     """
     found = by_key(
-        transfers, lambda t: dataclasses.replace(t, bytes_sent=0, operand="", elements=None, times=t.times and 1)
+        transfers,
+        lambda t: dataclasses.replace(
+            t, bytes_sent=0, operand="", elements=None, times=t.times and 1
+        ),
     )
-    return [(own[0], _sum_of_known(t.times for t in own), sum(t.counted for t in own)) for own in found.values()]
+    return [
+        (own[0], _sum_of_known(t.times for t in own), sum(t.counted for t in own))
+        for own in found.values()
+    ]
 
 
 def _merged(done: Iterable[Transfer | str]) -> list[Transfer | str]:
@@ -386,4 +472,6 @@ def _merged(done: Iterable[Transfer | str]) -> list[Transfer | str]:
     once = lambda t: t if isinstance(t, str) or t.times is None else dataclasses.replace(t, times=1)  # noqa: E731
     alike = by_key(done, once)
     counts = [_sum_of_known(getattr(t, "times", 1) for t in some) for some in alike.values()]
-    return [w if isinstance(w, str) else dataclasses.replace(w, times=n) for w, n in zip(alike, counts)]
+    return [
+        w if isinstance(w, str) else dataclasses.replace(w, times=n) for w, n in zip(alike, counts)
+    ]

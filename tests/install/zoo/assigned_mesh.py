@@ -2,7 +2,9 @@
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 import json
 from functools import partial
@@ -68,7 +70,10 @@ def main():
         "first": jnp.asarray(rng.normal(size=(3, WIDTH)), jnp.float32),
         "second": jnp.asarray(rng.normal(size=(WIDTH, 1)), jnp.float32),
     }
-    x, y = rng.normal(size=(8, 4, 3)).astype(np.float32), rng.normal(size=(8, 4, 1)).astype(np.float32)
+    x, y = (
+        rng.normal(size=(8, 4, 3)).astype(np.float32),
+        rng.normal(size=(8, 4, 1)).astype(np.float32),
+    )
     losses = []
     for _ in range(4):
         w, value = train_step(w, x, y)
@@ -79,7 +84,12 @@ def main():
     sizes = [leaf.size for leaf in jax.tree_util.tree_leaves(w)]
     print(
         json.dumps(
-            {"losses": losses, "mean": float(jnp.mean(outputs)), "sizes": sizes, "on": len(outputs.sharding.device_set)}
+            {
+                "losses": losses,
+                "mean": float(jnp.mean(outputs)),
+                "sizes": sizes,
+                "on": len(outputs.sharding.device_set),
+            }
         )
     )
 

@@ -2,7 +2,9 @@
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 import json
 from functools import partial
@@ -27,10 +29,16 @@ class Transformer:
     def __init__(self, mesh):
         self.mesh = mesh
         self.init_xmap = maps.xmap(
-            self.init, in_axes=(["shard", ...],), out_axes=["shard", ...], axis_resources={"shard": "mp"}
+            self.init,
+            in_axes=(["shard", ...],),
+            out_axes=["shard", ...],
+            axis_resources={"shard": "mp"},
         )
         self.start_xmap = maps.xmap(
-            self.start, in_axes=(["shard", ...], [...]), out_axes=[...], axis_resources={"shard": "mp"}
+            self.start,
+            in_axes=(["shard", ...], [...]),
+            out_axes=[...],
+            axis_resources={"shard": "mp"},
         )
         self.generate_xmap = maps.xmap(
             self.generate_once,
@@ -49,7 +57,10 @@ class Transformer:
     @staticmethod
     def start(params, prompt):
         x = params["embed"][prompt]
-        cache = {name: jnp.zeros((LENGTH, 2)).at[: len(prompt)].set(x @ params[name]) for name in ("key", "value")}
+        cache = {
+            name: jnp.zeros((LENGTH, 2)).at[: len(prompt)].set(x @ params[name])
+            for name in ("key", "value")
+        }
         return {"cache": cache, "tokens_decoded": jnp.asarray(len(prompt))}
 
     @staticmethod

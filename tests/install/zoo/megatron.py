@@ -3,7 +3,9 @@ parameter trees in the manner of haiku."""
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 import functools
 import json
@@ -125,7 +127,14 @@ def main():
     counts = [int(leaf) for leaf in jax.tree_leaves(state) if leaf.ndim == 0]
     norms = [float(optax.global_norm(tree)) for tree in (grads, params)]
     print(
-        json.dumps({"losses": losses, "sums": [a for a, _ in safe_zip(sums, sums)], "counts": counts, "norms": norms})
+        json.dumps(
+            {
+                "losses": losses,
+                "sums": [a for a, _ in safe_zip(sums, sums)],
+                "counts": counts,
+                "norms": norms,
+            }
+        )
     )
 
 

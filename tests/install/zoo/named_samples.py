@@ -2,7 +2,9 @@
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 import json
 
@@ -25,7 +27,8 @@ def shape(*positional, names=()):
 def init(key):
     first, second = jax.random.split(key)
     return {
-        "kernel": jax.random.truncated_normal(first, -2.0, 2.0, shape(names=("features", "units"))) * 0.7,
+        "kernel": jax.random.truncated_normal(first, -2.0, 2.0, shape(names=("features", "units")))
+        * 0.7,
         "bias": jax.random.normal(second, shape(names=("units",))) * 0.1,
     }
 
@@ -36,7 +39,9 @@ def dropout(key, x, rate, names):
 
 
 def forward(params, x, key):
-    noisy = x + 0.1 * jax.random.truncated_normal(key, -2.0, 2.0, shape(names=("batch", "features")))
+    noisy = x + 0.1 * jax.random.truncated_normal(
+        key, -2.0, 2.0, shape(names=("batch", "features"))
+    )
     hidden = jnp.tanh(lax.pdot(noisy, params["kernel"], "features") + params["bias"])
     hidden = dropout(jax.random.fold_in(key, 1), hidden, 0.25, ("batch", "units"))
     jitter = jax.random.uniform(key, shape(3, names=("batch",)), minval=-1.0, maxval=1.0)

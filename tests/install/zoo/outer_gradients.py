@@ -3,7 +3,9 @@ its data."""
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 import json
 
@@ -24,7 +26,12 @@ def score(w, x):
 
 
 def scores(resources):
-    return xmap(score, in_axes=(["batch", ...], ["batch", ...]), out_axes=["batch"], axis_resources=resources)
+    return xmap(
+        score,
+        in_axes=(["batch", ...], ["batch", ...]),
+        out_axes=["batch"],
+        axis_resources=resources,
+    )
 
 
 def rotated(resources):

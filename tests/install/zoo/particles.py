@@ -3,7 +3,9 @@ and an energy that is kept."""
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 import json
 from typing import NamedTuple
@@ -54,13 +56,20 @@ def move(forces):
 def main():
     rng = np.random.default_rng(2)
     system = System(
-        *jax.tree_map(jnp.asarray, [rng.normal(size=(N, 2)).astype(np.float32), np.zeros((N, 2), np.float32)]),
+        *jax.tree_map(
+            jnp.asarray, [rng.normal(size=(N, 2)).astype(np.float32), np.zeros((N, 2), np.float32)]
+        ),
         jnp.asarray(rng.uniform(0.5, 1.5, size=N).astype(np.float32)),
     )
     assert all(isinstance(x, jax.Array) for x in jax.tree_leaves(system))
     assert isinstance(jax.core.get_aval(system.mass), ShapedArray)
     energies = [float(energy(system))]
-    for resources in ({}, {"target": "x"}, {"target": "x", "source": "y"}, {"target": SerialLoop(4)}):
+    for resources in (
+        {},
+        {"target": "x"},
+        {"target": "x", "source": "y"},
+        {"target": SerialLoop(4)},
+    ):
         forces = xmap(
             force,
             in_axes=(["target", ...], ["source", ...], ["source"]),
@@ -73,7 +82,14 @@ def main():
         energies.append(float(energy(system)))
     flat, treedef = jax.tree_flatten(system)
     restored = jax.tree_unflatten(treedef, flat)
-    print(json.dumps({"energies": energies, "centre": np.asarray(restored.position.mean(axis=0)).round(5).tolist()}))
+    print(
+        json.dumps(
+            {
+                "energies": energies,
+                "centre": np.asarray(restored.position.mean(axis=0)).round(5).tolist(),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

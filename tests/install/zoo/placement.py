@@ -2,7 +2,9 @@
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 import functools
 import json
@@ -47,7 +49,9 @@ SPECS = {"wi": P(None, "mp"), "wo": P("mp", None)}
 
 
 def specs_of(state: State) -> State:
-    return jax.tree_map(lambda leaf: {(8, 16): P(None, "mp"), (16, 8): P("mp", None)}.get(leaf.shape), state)
+    return jax.tree_map(
+        lambda leaf: {(8, 16): P(None, "mp"), (16, 8): P("mp", None)}.get(leaf.shape), state
+    )
 
 
 def forward(params, x):
@@ -64,7 +68,12 @@ distances = xmap(
 )
 
 
-@functools.partial(pjit, in_axis_resources=(SPECS, P("dp", None)), out_axis_resources=P("dp", None), static_argnums=())
+@functools.partial(
+    pjit,
+    in_axis_resources=(SPECS, P("dp", None)),
+    out_axis_resources=P("dp", None),
+    static_argnums=(),
+)
 def predict(params, x):
     return forward(params, x)
 
@@ -92,7 +101,11 @@ def main():
         assert thread_resources.env.physical_mesh.shape["mp"] == 2
         specs = specs_of(jax.eval_shape(init, jax.random.PRNGKey(0)))
         state = pjit(init, in_axis_resources=None, out_axis_resources=specs)(jax.random.PRNGKey(0))
-        step = pjit(train_step, in_axis_resources=(specs, P("dp"), P("dp")), out_axis_resources=(specs, None))
+        step = pjit(
+            train_step,
+            in_axis_resources=(specs, P("dp"), P("dp")),
+            out_axis_resources=(specs, None),
+        )
         losses = []
         for _ in range(3):
             state, value = step(state, x, y)
@@ -100,10 +113,16 @@ def main():
         predicted = predict(state.params, x)
         apart = distances(np.asarray(predicted), y)
     twice = doubled(lu.wrap_init(jnp.sum)).call_wrapped(apart)
-    leaves = jax.tree_util.tree_leaves(jax.tree_map(lambda p: float(jnp.abs(p).sum()), state.params))
+    leaves = jax.tree_util.tree_leaves(
+        jax.tree_map(lambda p: float(jnp.abs(p).sum()), state.params)
+    )
     clipped = jnp.clip(apart, a_min=0.5, a_max=9.0)
     assert isinstance(predicted, jax.Array) and state.step == 3
-    print(json.dumps({"losses": losses, "leaves": leaves, "clipped": clipped.tolist(), "twice": float(twice)}))
+    print(
+        json.dumps(
+            {"losses": losses, "leaves": leaves, "clipped": clipped.tolist(), "twice": float(twice)}
+        )
+    )
 
 
 if __name__ == "__main__":

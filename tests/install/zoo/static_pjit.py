@@ -2,7 +2,9 @@
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 import json
 from functools import partial
@@ -38,7 +40,10 @@ class Network:
     @partial(pjit, static_argnums=(0, 3), static_argnames=("scale",))
     def __call__(self, weights, x, repeat, scale=1.0):
         fun = xmap(
-            self.layer, in_axes=self.axes, out_axes=["batch", "units"], axis_resources=dict(self.config.resources)
+            self.layer,
+            in_axes=self.axes,
+            out_axes=["batch", "units"],
+            axis_resources=dict(self.config.resources),
         )
         assert isinstance(repeat, int) and isinstance(scale, float)
         for _ in range(repeat):
@@ -71,7 +76,9 @@ def main():
             out = networks[-1](weights, x, 2, scale=0.5)
             again = networks[-1](weights, x, 1)
             key = "+".join(name for name, _ in resources) or "none"
-            found[key] = [float(jnp.sum(leaf**2)) for leaf in tree_leaves((out, again))] + [float(spread(x, config))]
+            found[key] = [float(jnp.sum(leaf**2)) for leaf in tree_leaves((out, again))] + [
+                float(spread(x, config))
+            ]
     print(json.dumps({"found": found, "different": len({network.config for network in networks})}))
 
 

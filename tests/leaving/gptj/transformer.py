@@ -17,7 +17,9 @@ class EmbeddingShard(hk.Module):
     def __call__(self, x):
         shard_start_index = jax.lax.axis_index("shard") * self.in_dim_per_shard
         input_onehot = jax.nn.one_hot(x - shard_start_index, self.in_dim_per_shard)
-        proj_out = hk.Linear(self.out_dim, w_init=hk.initializers.TruncatedNormal(0.3), with_bias=False)(input_onehot)
+        proj_out = hk.Linear(
+            self.out_dim, w_init=hk.initializers.TruncatedNormal(0.3), with_bias=False
+        )(input_onehot)
         return g_psum(proj_out)
 
 
@@ -43,7 +45,10 @@ class TransformerLayerShard(hk.Module):
     def __call__(self, x):
         x = f_psum(x)
         x = self.norm(x)
-        q, v, k = (proj(x).reshape(x.shape[:-1] + (self.heads_per_shard, self.dim_per_head)) for proj in self.qvk)
+        q, v, k = (
+            proj(x).reshape(x.shape[:-1] + (self.heads_per_shard, self.dim_per_head))
+            for proj in self.qvk
+        )
         attn_out = self.self_attn(q, v, k)
         dense_out = self.dense_proj_o(jax.nn.gelu(self.dense_proj(x)))
         return g_psum(attn_out + dense_out)
@@ -72,7 +77,9 @@ class ProjectionShard(hk.Module):
 class CausalTransformerShard(hk.Module):
     def __init__(self, config):
         super().__init__()
-        self.layers = [TransformerLayerShard(config, name=f"layer_{i}") for i in range(config["layers"])]
+        self.layers = [
+            TransformerLayerShard(config, name=f"layer_{i}") for i in range(config["layers"])
+        ]
         self.embed = EmbeddingShard(config)
         self.proj = ProjectionShard(config)
 
@@ -149,14 +156,19 @@ class CausalTransformer:
         self.state = self.init_xmap(keys, example)  # one batch element per replica
 
     def train(self, sample):
-        obs = sample["obs"].reshape(-1, self.dp, self.config["per_replica_batch"], self.config["seq"]).swapaxes(0, 1)
+        obs = (
+            sample["obs"]
+            .reshape(-1, self.dp, self.config["per_replica_batch"], self.config["seq"])
+            .swapaxes(0, 1)
+        )
         target = sample["target"].reshape(obs.shape[1], self.dp, *obs.shape[2:]).swapaxes(0, 1)
         loss, grad_norm, self.state = self.train_xmap(self.state, obs, target)
         return float(loss), float(grad_norm)
 
     def eval(self, sample):
         out = self.eval_xmap(
-            self.state, *(sample[n].reshape(self.dp, -1, self.config["seq"]) for n in ("obs", "target"))
+            self.state,
+            *(sample[n].reshape(self.dp, -1, self.config["seq"]) for n in ("obs", "target")),
         )
         return float(out)
 

@@ -51,7 +51,9 @@ def clip_by_global_norm(max_norm) -> optax.GradientTransformation:
     def update_fn(updates, state, params=None):
         g_norm = global_norm(updates)
         trigger = g_norm < max_norm
-        updates = jax.tree_util.tree_map(lambda t: jnp.where(trigger, t, (t / g_norm) * max_norm), updates)
+        updates = jax.tree_util.tree_map(
+            lambda t: jnp.where(trigger, t, (t / g_norm) * max_norm), updates
+        )
         return updates, state
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -1,7 +1,7 @@
 """Optional parts: without one of them xmap gives the same numbers and compiles the same programs.
 
-Each part is a module here, which tries what it needs of JAX when it is imported.  If this JAX lacks that, the part is
-off, and one warning says so.  ``XMAP_COMPAT_PUBLIC=1`` turns all parts off.
+Each part is a module here, which tries what it needs of JAX when it is imported.  If this JAX lacks
+that, the part is off, and one warning says so.  ``XMAP_COMPAT_PUBLIC=1`` turns all parts off.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def optional(name: str, **stand_ins: Callable[..., Any]) -> Any:
     if os.environ.get("XMAP_COMPAT_PUBLIC", "0") in ("", "0"):
         try:
             return importlib.import_module(f"{__name__}.{name}")
-        except Exception as error:  # whatever Python says of a private name that is gone or has changed
+        except (
+            Exception
+        ) as error:  # whatever Python says of a private name that is gone or has changed
             text = (
                 f"This JAX has changed something private that xmap_compat's part `{name}` needs ({error}). The part is "
                 f"off: {MISSING[name]}. Results are the same. Upgrade xmap_compat, or set XMAP_COMPAT_PUBLIC=1 to turn "

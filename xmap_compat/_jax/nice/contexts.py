@@ -17,7 +17,9 @@ if list(inspect.signature(_create_sharding).parameters) != ["mesh", "x", "name",
 
 
 def innermost() -> tuple[Any, Any]:
-    """What is in scope in this thread: an object of its own for each context, and its mesh, which may be empty."""
+    """What is in scope in this thread: an object of its own for each context, and its mesh, which
+    may be empty.
+    """
     return thread_resources.env, thread_resources.env.physical_mesh
 
 
@@ -26,7 +28,9 @@ thread_resources.stack[-1]._replace(physical_mesh=innermost()[1])
 
 
 def push(mesh: jax.sharding.Mesh) -> Any:
-    """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since 0.10.1)."""
+    """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since
+    0.10.1).
+    """
     thread_resources.stack.append(thread_resources.stack[-1])
     return replace(mesh)
 

@@ -11,7 +11,9 @@ from xmap_compat._jax.positions import is_user_file
 
 
 def user_frames(eqn: Any) -> list[tuple[str, str, int, int, int, int]]:
-    """The user's frames, innermost first: ``(file, function, line, column, end line, end column)``."""
+    """The user's frames, innermost first: ``(file, function, line, column, end line, end
+    column)``.
+    """
     made = eqn.source_info.traceback
     frames = zip(*made.raw_frames()) if made else ()
     return [
@@ -22,8 +24,12 @@ def user_frames(eqn: Any) -> list[tuple[str, str, int, int, int, int]]:
 
 
 def _location(code, last):
-    line, end_line, column, end_column = next(itertools.islice(code.co_positions(), last // 2, None))
+    line, end_line, column, end_column = next(
+        itertools.islice(code.co_positions(), last // 2, None)
+    )
     return line or 0, column or 0, end_line or 0, end_column or 0
 
 
-user_frames(jax.make_jaxpr(jax.lax.sin)(jax.ShapeDtypeStruct((), "float32")).eqns[0])  # so that it fails here
+user_frames(
+    jax.make_jaxpr(jax.lax.sin)(jax.ShapeDtypeStruct((), "float32")).eqns[0]
+)  # so that it fails here

@@ -12,15 +12,17 @@ def tracer_origin(x: Any) -> tuple[str, Any]:
     """Where a value seen inside a body comes from, one step back.
 
     Returns:
-      ``('constant', None)``; ``('same', value)`` for what stands for ``value``: in another transformation, or
-      in a function that closes over it; ``('equation', (equation, index of the result, operands))``;
-      ``('input', None)`` for an argument of a function that is being traced.
+      ``('constant', None)``; ``('same', value)`` for what stands for ``value``: in another
+      transformation, or in a function that closes over it; ``('equation', (equation, index of the
+      result, operands))``; ``('input', None)`` for an argument of a function that is being traced.
     """
     if not isinstance(x, jax.core.Tracer):
         return "constant", None
     if not isinstance(x, partial_eval.DynamicJaxprTracer):
         return "same", x.primal if hasattr(x, "primal") else x.val  # of a derivative, or of vmap
-    held = x.full_lower()  # for a constant, and for a value that a function closes over, the value itself
+    held = (
+        x.full_lower()
+    )  # for a constant, and for a value that a function closes over, the value itself
     if held is not x:
         return "same", held
     if x.parent is None:

@@ -16,7 +16,9 @@ class ProcessStore:
         self.client, self._set, self._list = client, client.key_value_set, client.key_value_dir_get
 
     def put(self, key: str, value: str) -> str:
-        """Set a key that has no value yet; returns its value afterwards, which may be another process's."""
+        """Set a key that has no value yet; returns its value afterwards, which may be another
+        process's.
+        """
         try:
             self._set(key, value)
             return value
@@ -31,7 +33,9 @@ class ProcessStore:
         """The keys directly or indirectly under ``folder/``, relative to it, with their values."""
         try:
             pairs = self._list(f"{folder}/")
-        except jax.errors.JaxRuntimeError:  # there are none, or the store is lost: then what is put next fails
+        except (
+            jax.errors.JaxRuntimeError
+        ):  # there are none, or the store is lost: then what is put next fails
             return {}
         return {key.removeprefix(f"{folder}/"): value for key, value in pairs}
 

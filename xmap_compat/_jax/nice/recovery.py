@@ -1,4 +1,6 @@
-"""A second try for calls that ``jax.jit`` refuses; none under the automatic checks of ``checkify``."""
+"""A second try for calls that ``jax.jit`` refuses; none under the automatic checks of
+``checkify``.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ Recovery = Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], tuple[Any, 
 Calling = Callable[[tuple[Any, ...]], contextlib.AbstractContextManager[None]]
 
 
-def recovering(jitted: Any, recovery: Recovery, calling: Calling, checked: Callable[[str], Exception]) -> Any:
+def recovering(
+    jitted: Any, recovery: Recovery, calling: Calling, checked: Callable[[str], Exception]
+) -> Any:
     """The same jitted function, but a call that fails is made once more with other arguments.
 
-    ``recovery(error, args, kwargs)`` returns them, or None where the error stands, or raises a clearer error.
-    The context ``calling(args)`` is around the call.  ``checked(name)`` is the error under automatic checks.
-    Calls whose program is known do not pass here: like JAX's own Python code, this is called where the compiled
-    fast path of ``jax.jit`` misses.  ``lower``, ``trace`` and ``eval_shape`` stay JAX's own: put on the function itself
-    they would be copied by ``jax.grad``, whose result has none.
+    ``recovery(error, args, kwargs)`` returns them, or None where the error stands, or raises a
+    clearer error. The context ``calling(args)`` is around the call.  ``checked(name)`` is the error
+    under automatic checks.
+    Calls whose program is known do not pass here: like JAX's own Python code, this is called where
+    the compiled fast path of ``jax.jit`` misses.  ``lower``, ``trace`` and ``eval_shape`` stay
+    JAX's own: put on the function itself they would be copied by ``jax.grad``, whose result has
+    none.
     """
     _refuse_checks(checked)
 
@@ -59,7 +65,9 @@ _changed(jax.jit(abs), lambda missed: missed)  # so that it fails here
 
 @functools.cache
 def _refuse_checks(refused):
-    """Let ``checkify`` raise ``refused(name)`` where its automatic checks meet a call that was made here."""
+    """Let ``checkify`` raise ``refused(name)`` where its automatic checks meet a call that was made
+    here.
+    """
     try:
         from jax._src.checkify import error_checks  # takes 14 ms
     except ImportError:
@@ -72,7 +80,9 @@ def _refuse_checks(refused):
     def rule(*args, **params):
         frames = str(source_info_util.current().traceback).splitlines()  # innermost first
         caller = next((frame for frame in frames if not frame.startswith(jax.__path__[0])), "")
-        if caller.startswith(__file__) and any(automatic_checks & x for x in args if isinstance(x, frozenset)):
+        if caller.startswith(__file__) and any(
+            automatic_checks & x for x in args if isinstance(x, frozenset)
+        ):
             raise refused(params["name"])
         return original(*args, **params)
 

@@ -8,7 +8,9 @@ from jax._src.core import trace_ctx
 
 
 def axes_of_spmd_vmap() -> frozenset[Any]:
-    """The mesh axes of ``vmap(spmd_axis_name=...)`` that are being applied around what is traced."""
+    """The mesh axes of ``vmap(spmd_axis_name=...)`` that are being applied around what is
+    traced.
+    """
     return frozenset(trace_ctx.axis_env.spmd_axis_names)
 
 

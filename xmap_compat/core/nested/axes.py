@@ -1,4 +1,6 @@
-"""Mesh axes as named axes: which of them an xmap offers to those nested in it, and which these need."""
+"""Mesh axes as named axes: which of them an xmap offers to those nested in it, and which these
+need.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from xmap_compat.core.specs import AxisName
 
 
 def offered(scope: Scope) -> Mapping[MeshAxis, int]:
-    """The mesh axes that nested xmaps may use: the outermost body offers those of the mesh, others pass them on."""
+    """The mesh axes that nested xmaps may use: the outermost body offers those of the mesh, others
+    pass them on.
+    """
     if enclosing := enclosing_bodies():
         return enclosing[-1].mesh_axes
     if scope.mesh is None or _jax.in_manual_region():
@@ -19,11 +23,20 @@ def offered(scope: Scope) -> Mapping[MeshAxis, int]:
 
 
 def mesh_is_offered() -> bool:
-    """Whether a call may split its axes: outside of all ``shard_map``s, or in a body that offers mesh axes."""
+    """Whether a call may split its axes: outside of all ``shard_map``s, or in a body that offers
+    mesh axes.
+    """
     enclosing = enclosing_bodies()
     return bool(enclosing[-1].mesh_axes) if enclosing else not _jax.in_manual_region()
 
 
-def as_placements(axes: Mapping[MeshAxis, int], *, nested: bool = False) -> dict[AxisName, Placement]:
-    """Mesh axes as named axes, each on itself; a nested xmap sees them as axes that are bound around it."""
-    return {axis: Placement(axis, size, (axis if nested else axis.mesh_axis,), (size,)) for axis, size in axes.items()}
+def as_placements(
+    axes: Mapping[MeshAxis, int], *, nested: bool = False
+) -> dict[AxisName, Placement]:
+    """Mesh axes as named axes, each on itself; a nested xmap sees them as axes that are bound
+    around it.
+    """
+    return {
+        axis: Placement(axis, size, (axis if nested else axis.mesh_axis,), (size,))
+        for axis, size in axes.items()
+    }

@@ -1,4 +1,6 @@
-"""Both ends of a nested call on the mesh: each device takes its part of the arguments, and results are gathered."""
+"""Both ends of a nested call on the mesh: each device takes its part of the arguments, and results
+are gathered.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,18 @@ from xmap_compat.core.values import NamedValue
 def device_view(placed: PlacedCall) -> DeviceView:
     """One device as a nested xmap knows it: its mesh axes are named axes of the outermost one."""
     taken_by = {axis: p.name for p in placed.placements.values() for axis in p.mesh_axes}
-    sizes = {MeshAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size for a, size in placed.body.mesh_axes.items()}
+    sizes = {
+        MeshAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size
+        for a, size in placed.body.mesh_axes.items()
+    }
     placements = {n: p.on_mesh_axes() for n, p in placed.every_placement.items()}
     return DeviceView(placements, tuple(sizes), dict(sizes), nested=True)
 
 
 def take_part(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
-    """Cut the named dimensions into (mesh axes..., local), and take this device's element of the former."""
+    """Cut the named dimensions into (mesh axes..., local), and take this device's element of the
+    former.
+    """
     named = spec.name_at()
     shape: list[int] = []
     labels: list[Any] = []

@@ -1,8 +1,8 @@
 """Which equations of a traced body come from an xmap nested in it.
 
-A nested call is evaluated when the body around it is traced, so its equations no longer show the placements of its
-axes.  It runs under a named scope that stands for them: jit may return a traced function from
-its cache without calling it, and the scope is part of the traced function.
+A nested call is evaluated when the body around it is traced, so its equations no longer show the
+placements of its axes.  It runs under a named scope that stands for them: jit may return a traced
+function from its cache without calling it, and the scope is part of the traced function.
 """
 
 from __future__ import annotations
@@ -46,4 +46,8 @@ def named_scope(call: NestedCall) -> Iterator[None]:
 
 def calls_in(name_stack: str) -> list[NestedCall]:
     """The nested calls, outermost first, that an equation with these named scopes comes from."""
-    return [_calls[digest] for digest in re.findall(r"nested_xmap_([0-9a-f]{16})", name_stack) if digest in _calls]
+    return [
+        _calls[digest]
+        for digest in re.findall(r"nested_xmap_([0-9a-f]{16})", name_stack)
+        if digest in _calls
+    ]

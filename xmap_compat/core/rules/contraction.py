@@ -1,8 +1,10 @@
-"""The primitive behind ``pdot`` and ``einsum``: a sum of products over positional dimensions and named axes at once.
+"""The primitive behind ``pdot`` and ``einsum``: a sum of products over positional dimensions and
+named axes at once.
 
-Positional dimensions have labels, as in an einsum.  Named axes need none: an operand varies over an axis or not.
-Any number of operands is contracted at once: along one path, which is found where the shapes on a device are known, and
-with one sum over devices.
+Positional dimensions have labels, as in an einsum.  Named axes need none: an operand varies over an
+axis or not.
+Any number of operands is contracted at once: along one path, which is found where the shapes on a
+device are known, and with one sum over devices.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _Labels = tuple[int, ...]
 
 
 class Subscripts(NamedTuple):
-    """Labels of positional dimensions: equal labels are matched, and those that the output lacks are summed.
+    """Labels of positional dimensions: equal labels are matched, and those that the output lacks
+    are summed.
 
     Attributes:
       inputs: for each operand its labels, each once.
@@ -40,18 +43,22 @@ class Subscripts(NamedTuple):
     output: _Labels
 
     def __repr__(self) -> str:
-        *inputs, output = ("".join(map(opt_einsum.get_symbol, labels)) for labels in (*self.inputs, self.output))
+        *inputs, output = (
+            "".join(map(opt_einsum.get_symbol, labels)) for labels in (*self.inputs, self.output)
+        )
         return f"{','.join(inputs)}->{output}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """For the type check of a brace einsum: axes that an operand skips while another one mentions them.
+    """For the type check of a brace einsum: axes that an operand skips while another one mentions
+    them.
 
     Attributes:
       spec: what the user wrote.
       operands: how to call each operand.
-      skipped: for each operand, ``(axis that it must not vary over, the operand that mentions it)``.
+      skipped: for each operand, ``(axis that it must not vary over, the operand that mentions
+      it)``.
     """
 
     spec: str
@@ -60,21 +67,30 @@ class Skipped:
 
 
 def bind_contraction(
-    *operands: Any, axes: Sequence[Hashable], subscripts: Subscripts, mentions: Skipped | None = None, **options: Any
+    *operands: Any,
+    axes: Sequence[Hashable],
+    subscripts: Subscripts,
+    mentions: Skipped | None = None,
+    **options: Any,
 ) -> Any:
-    """The sum of the operands' products; an ordinary einsum if no named axis is left to sum over or to check.
+    """The sum of the operands' products; an ordinary einsum if no named axis is left to sum over or
+    to check.
 
     Args:
       operands: two arrays or more.
-      axes: named axes to sum over; those of the user's own ``shard_map`` are summed at once, as JAX knows them.
-      options: ``precision``, ``preferred_element_type`` and ``optimize`` as in ``jnp.einsum``, all hashable.
+      axes: named axes to sum over; those of the user's own ``shard_map`` are summed at once, as JAX
+      knows them.
+      options: ``precision``, ``preferred_element_type`` and ``optimize`` as in ``jnp.einsum``, all
+      hashable.
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
     for name in manual if mentions is not None else ():
         mentions = _without_axis(mentions, name, [name in _jax.varying_axes(x) for x in operands])
     named = tuple(a for a in axes if a not in manual)
     if named or mentions is not None:
-        out = _contraction_p.bind(*operands, axes=named, subscripts=subscripts, mentions=mentions, **options)
+        out = _contraction_p.bind(
+            *operands, axes=named, subscripts=subscripts, mentions=mentions, **options
+        )
     else:
         out = _contract_arrays(*operands, subscripts=subscripts, **options)
     mesh_axes = tuple(a for a in axes if a in manual)
@@ -92,8 +108,14 @@ def sum_dims(x: Any, dims: Sequence[int]) -> Any:
 
 
 def accumulation_type(dtype: Any, preferred_element_type: Any) -> np.dtype | None:
-    """The type to add products in: no less precise than theirs, as it depends on placements how often a sum rounds."""
-    return None if preferred_element_type is None else np.dtype(jnp.promote_types(dtype, preferred_element_type))
+    """The type to add products in: no less precise than theirs, as it depends on placements how
+    often a sum rounds.
+    """
+    return (
+        None
+        if preferred_element_type is None
+        else np.dtype(jnp.promote_types(dtype, preferred_element_type))
+    )
 
 
 def _fresh_labels(inputs: Sequence[_Labels]) -> Iterator[int]:
@@ -102,7 +124,9 @@ def _fresh_labels(inputs: Sequence[_Labels]) -> Iterator[int]:
 
 
 def _output_order(inputs: Sequence[_Labels], output: _Labels, more: Sequence[int]) -> _Labels:
-    """Labels of a result with those of ``output``, in this order, and ``more``, where a dot leaves them."""
+    """Labels of a result with those of ``output``, in this order, and ``more``, where a dot leaves
+    them.
+    """
     kept = (*more, *output)
     if len(inputs) != 2:
         return tuple(c for c in kept if any(c in labels for labels in inputs))
@@ -119,7 +143,9 @@ def _contract_arrays(*operands, subscripts, precision, preferred_element_type, o
         return _dot(*operands, subscripts, options)
     labelled = itertools.chain.from_iterable(zip(operands, map(list, subscripts.inputs)))
     # A copy, as an optimizer may have a state, which is for one contraction.
-    return jnp.einsum(*labelled, list(subscripts.output), optimize=copy.deepcopy(optimize), **options)
+    return jnp.einsum(
+        *labelled, list(subscripts.output), optimize=copy.deepcopy(optimize), **options
+    )
 
 
 def _sum_alone(operands, subscripts, dtype):
@@ -130,7 +156,10 @@ def _sum_alone(operands, subscripts, dtype):
         return operands, subscripts
     if dtype is not None:
         operands = [x.astype(jnp.promote_types(x.dtype, dtype)) for x in operands]
-    operands = [sum_dims(x, list(map(labels.index, gone))) for x, labels, gone in zip(operands, inputs, alone)]
+    operands = [
+        sum_dims(x, list(map(labels.index, gone)))
+        for x, labels, gone in zip(operands, inputs, alone)
+    ]
     return operands, Subscripts(tuple(map(_without, inputs, alone)), output)
 
 
@@ -146,13 +175,18 @@ def _dot_numbers(x, y, kept):
     shared = [c for c in x if c in y]
     batch = [c for c in kept if c in shared]
     summed = [c for c in shared if c not in kept]
-    numbers = tuple(tuple(tuple(map(labels.index, group)) for labels in (x, y)) for group in (summed, batch))
+    numbers = tuple(
+        tuple(tuple(map(labels.index, group)) for labels in (x, y)) for group in (summed, batch)
+    )
     return numbers, (*batch, *(c for c in (*x, *y) if c not in shared))
 
 
 def _alone(inputs, index, kept):
     """Labels of one operand that are summed in it alone."""
-    others = {*kept, *itertools.chain.from_iterable(labels for k, labels in enumerate(inputs) if k != index)}
+    others = {
+        *kept,
+        *itertools.chain.from_iterable(labels for k, labels in enumerate(inputs) if k != index),
+    }
     return [c for c in inputs[index] if c not in others]
 
 
@@ -165,8 +199,12 @@ def _abstract_eval(*operands, axes, mentions, **params):
     return out.shape, out.dtype
 
 
-def _cotangent(ct, index, operands, *, subscripts, preferred_element_type, optimize, axes, mentions, precision):
-    """One operand's cotangent: the others times that of the result; named axes are not summed (as in legacy)."""
+def _cotangent(
+    ct, index, operands, *, subscripts, preferred_element_type, optimize, axes, mentions, precision
+):
+    """One operand's cotangent: the others times that of the result; named axes are not summed (as
+    in legacy).
+    """
     own, x = subscripts.inputs[index], operands[index]
     terms = _replaced(subscripts.inputs, index, subscripts.output)
     kept = tuple(c for c in own if any(c in labels for labels in terms))
@@ -185,16 +223,23 @@ def _replaced(values, index, value):
 
 
 def _batch(operands, dims, *, name, axes, subscripts, mentions, **options):
-    """Under a vmap: the mapped dimension is contracted if the vmap binds one of the axes, else it is kept."""
+    """Under a vmap: the mapped dimension is contracted if the vmap binds one of the axes, else it
+    is kept.
+    """
     label = next(_fresh_labels(subscripts.inputs))
     inputs = tuple(
-        labels if d is None else (*labels[:d], label, *labels[d:]) for labels, d in zip(subscripts.inputs, dims)
+        labels if d is None else (*labels[:d], label, *labels[d:])
+        for labels, d in zip(subscripts.inputs, dims)
     )
     options["mentions"] = _without_axis(mentions, name, [d is not None for d in dims])
     if name in axes:
         rest = tuple(a for a in axes if a != name)
-        out = bind_contraction(*operands, axes=rest, subscripts=Subscripts(inputs, subscripts.output), **options)
-        return out * np.asarray(lax.axis_size(name)).astype(out.dtype) if inputs == subscripts.inputs else out, None
+        out = bind_contraction(
+            *operands, axes=rest, subscripts=Subscripts(inputs, subscripts.output), **options
+        )
+        return out * np.asarray(lax.axis_size(name)).astype(
+            out.dtype
+        ) if inputs == subscripts.inputs else out, None
     order = _output_order(inputs, subscripts.output, [label])
     out = bind_contraction(*operands, axes=axes, subscripts=Subscripts(inputs, order), **options)
     return out, order.index(label) if label in order else None
@@ -215,7 +260,9 @@ def _left_to_check(mentions: Skipped | None, known: Container[Hashable]) -> Skip
     """The mentions left to check when some axes have been checked."""
     if mentions is None:
         return None
-    left = tuple(tuple(pair for pair in skipped if pair[0] not in known) for skipped in mentions.skipped)
+    left = tuple(
+        tuple(pair for pair in skipped if pair[0] not in known) for skipped in mentions.skipped
+    )
     return dataclasses.replace(mentions, skipped=left) if any(left) else None
 
 
@@ -238,7 +285,9 @@ def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedV
         subscripts=Subscripts(tuple(inputs), order),
         # Inside a shard_map, names bound outside of it cannot be checked.
         mentions=None if view.typed else _left_to_check(params["mentions"], view.placements),
-        **{option: params[option] for option in ("precision", "preferred_element_type", "optimize")},
+        **{
+            option: params[option] for option in ("precision", "preferred_element_type", "optimize")
+        },
     )
     mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own & names)
     data = summed(lambda x: sum_devices(view, x, mesh_axes), data) if mesh_axes else data
@@ -248,13 +297,17 @@ def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedV
 
 
 def _labels(value, labels, local):
-    """The labels of all dimensions: ``labels`` for positional dimensions, those of ``local`` for named ones."""
+    """The labels of all dimensions: ``labels`` for positional dimensions, those of ``local`` for
+    named ones.
+    """
     positional = iter(labels)
     return tuple(next(positional) if name is None else local[name] for name in value.dims)
 
 
 def canonical_precision(precision: Any) -> Any:
-    """``None``, a ``lax.Precision``, or a pair of them, from any spelling that ``dot_general`` takes."""
+    """``None``, a ``lax.Precision``, or a pair of them, from any spelling that ``dot_general``
+    takes.
+    """
     if isinstance(precision, (tuple, list)):
         return tuple(canonical_precision(p) for p in precision)
     if not isinstance(precision, str):

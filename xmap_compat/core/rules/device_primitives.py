@@ -1,4 +1,6 @@
-"""The primitives of nested xmaps, translated by the outermost one to collectives over its devices."""
+"""The primitives of nested xmaps, translated by the outermost one to collectives over its
+devices.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from xmap_compat.core.values import NamedValue
 
 
 def _over_devices(primitive: Any, translate: Callable) -> Callable:
-    """The rule of a primitive: the outermost xmap translates it, and those between bind it again."""
+    """The rule of a primitive: the outermost xmap translates it, and those between bind it
+    again.
+    """
 
     def rule(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
         if not all(view.is_own(axis) for axis in params["axes"]):

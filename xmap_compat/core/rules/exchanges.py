@@ -1,7 +1,8 @@
-"""Collectives that exchange elements of split axes between devices: psum_scatter, all_to_all, ppermute.
+"""Collectives that exchange elements of split axes between devices: psum_scatter, all_to_all,
+ppermute.
 
-Along the local dimension of an axis, an exchange is a change of shape or an index; only elements that change device
-are sent.
+Along the local dimension of an axis, an exchange is a change of shape or an index; only elements
+that change device are sent.
 """
 
 from __future__ import annotations
@@ -35,10 +36,16 @@ def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> Name
     names, position = axis_names(params), params["scatter_dimension"]
     if not view.present(value, names):
         chunk = _own_chunk(view, value, names, position)
-        result = NamedValue(times_elements(view, chunk.data, value.names, names), chunk.dims, chunk.names)
+        result = NamedValue(
+            times_elements(view, chunk.data, value.names, names), chunk.dims, chunk.names
+        )
     else:
         value = laid_out_over(view, value, value.names | view.own(names))
-        summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
+        summed = NamedValue(
+            lax.reduce_sum(value.data, value.dims_of(names)),
+            without(value.dims, names),
+            value.names,
+        )
         result = _scattered(view, summed, names, position)
     return result if params["tiled"] else squeeze_positional(result, position)
 
@@ -57,14 +64,17 @@ def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames)
     """Cut a positional dimension into the factors of the named axes and move those to the front.
 
     Returns:
-      Data with leading dimensions for the mesh factors (in the order of the mesh) and the local factors, then the
-      value's own dimensions, with what is left of the cut one; and the two lists of factors.
+      Data with leading dimensions for the mesh factors (in the order of the mesh) and the local
+      factors, then the value's own dimensions, with what is left of the cut one; and the two lists
+      of factors.
     """
     at = value.positional_dims()[position]
     factors = view.factors(names)
     left = value.data.shape[at] // view.total_size(names)
     sizes = [factor.size for factor in factors]
-    data = _jax.reshaped(value.data, (*value.data.shape[:at], *sizes, left, *value.data.shape[at + 1 :]))
+    data = _jax.reshaped(
+        value.data, (*value.data.shape[:at], *sizes, left, *value.data.shape[at + 1 :])
+    )
     mesh, local = view.factors_by_kind(names)
     front = [at + factors.index(factor) for factor in (*mesh, *local)]
     rest = [k for k in range(data.ndim) if k not in front]
@@ -91,7 +101,9 @@ def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
 
 
 def _own_chunk(view, value, names, position):
-    """Where a value is the same everywhere, each element takes its chunk: nothing needs to be sent."""
+    """Where a value is the same everywhere, each element takes its chunk: nothing needs to be
+    sent.
+    """
     value = cast_to(view, value, names)
     data, mesh, local = _split(view, value, position, names)
     if mesh:
@@ -101,7 +113,9 @@ def _own_chunk(view, value, names, position):
 
 
 def take_own(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValue:
-    """The slice of each element, from a first positional dimension that has the slices of all elements."""
+    """The slice of each element, from a first positional dimension that has the slices of all
+    elements.
+    """
     if view.present(value, names):  # residuals of a branch may vary
         own = lambda x, k: lax.dynamic_index_in_dim(x, k, 0, keepdims=False)  # noqa: E731
         return apply_positional(view, own, value, index_of(view, names))
@@ -109,7 +123,9 @@ def take_own(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValu
 
 
 def _exchange(view, value, names, split):
-    """The chunks that an element receives from all elements, with a first positional dimension for the source."""
+    """The chunks that an element receives from all elements, with a first positional dimension for
+    the source.
+    """
     value = laid_out_over(view, value, value.names | view.own(names))
     data, mesh, local = _split(view, value, split, names)
     if mesh:
@@ -118,7 +134,8 @@ def _exchange(view, value, names, split):
         exchange = lambda x: lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)  # noqa: E731
         data = exchange(_merge_leading(data, len(mesh)))
         data = _jax.reshaped(data, shape)
-    # Data has first the source devices and the new local owners, then the old dimensions, with the local sources.
+    # Data has first the source devices and the new local owners, then the old dimensions, with the
+    # local sources.
     lead = len(mesh) + len(local)
     at: dict[Factor, int] = {factor: k for k, factor in enumerate(mesh)}
     at.update((factor, lead + value.dims.index(factor.name)) for factor in local)
@@ -131,7 +148,9 @@ def _exchange(view, value, names, split):
 
 
 def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    """``lax.ppermute``: move elements between positions of the axes; positions that receive nothing are zero."""
+    """``lax.ppermute``: move elements between positions of the axes; positions that receive nothing
+    are zero.
+    """
     names, perm = axis_names(params), params["perm"]
     if not view.present(value, names):
         return _keep_received(view, value, names, perm)
@@ -147,7 +166,9 @@ def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue
 
 
 def _keep_received(view, value, names, perm):
-    """Keep a value that is the same everywhere at the positions that receive it; put zeros elsewhere."""
+    """Keep a value that is the same everywhere at the positions that receive it; put zeros
+    elsewhere.
+    """
     received = np.zeros(view.total_size(names), bool)
     received[[destination for _, destination in perm]] = True
     if received.all():
@@ -169,19 +190,23 @@ def _linear_index(factors: Sequence[Factor], wanted: Sequence[Factor]) -> list[i
 def _permute_slots(view, data, moves, mesh_axes):
     """Carry out moves ``(source device, source slot, destination device, destination slot)``.
 
-    Only elements that change device are sent, in as few collectives as ``_exchange_rounds`` finds; the rest
-    is local indexing with tables that depend on the device.
+    Only elements that change device are sent, in as few collectives as ``_exchange_rounds`` finds;
+    the rest is local indexing with tables that depend on the device.
     """
     devices = math.prod(map(view.mesh_size, mesh_axes))
     slots = data.shape[0]
     if devices > 1 and slots == 1:
         return lax.ppermute(data, mesh_axes, [(s, d) for s, _, d, _ in moves])
     buffers, rows = [data], slots
-    table = np.full((devices, slots), _EMPTY_SLOT)  # for each slot on each device, the row of the buffers that it gets
+    table = np.full(
+        (devices, slots), _EMPTY_SLOT
+    )  # for each slot on each device, the row of the buffers that it gets
     for source, slot, destination, target in moves:
         if source == destination:
             table[destination, target] = slot
-    moving = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])  # so that they arrive in order
+    moving = sorted(
+        (m for m in moves if m[0] != m[2]), key=lambda m: m[3]
+    )  # so that they arrive in order
     for batch in _exchange_rounds(moving):
         width = len(next(iter(batch.values())))
         send = np.zeros((devices, width), int)
@@ -198,7 +223,9 @@ def _permute_slots(view, data, moves, mesh_axes):
 
 
 def _take_slots(view, buffers, table, mesh_axes):
-    """Rows of the buffers, one after the other, that a table ``[device, row]`` names for this device."""
+    """Rows of the buffers, one after the other, that a table ``[device, row]`` names for this
+    device.
+    """
     if (table == table[:1]).all():
         return _take_static(buffers, table[0])
     rows = jnp.asarray(table)[device_index(view, mesh_axes)]
@@ -206,14 +233,22 @@ def _take_slots(view, buffers, table, mesh_axes):
 
 
 def _take_static(buffers, rows):
-    if len(rows) > 1 and len(buffers) == 1 and np.array_equal(rows[::-1], np.arange(len(buffers[0]))):
+    if (
+        len(rows) > 1
+        and len(buffers) == 1
+        and np.array_equal(rows[::-1], np.arange(len(buffers[0])))
+    ):
         return lax.rev(buffers[0], (0,))
     begin = np.cumsum([0, *(len(buffer) for buffer in buffers)])
     home = np.searchsorted(begin, rows, "right") - 1  # the buffer of each row
-    runs = np.split(rows - begin[home], np.nonzero((np.diff(rows) != 1) | (np.diff(home) != 0))[0] + 1)
+    runs = np.split(
+        rows - begin[home], np.nonzero((np.diff(rows) != 1) | (np.diff(home) != 0))[0] + 1
+    )
     if len(runs) <= 4:
         firsts = home[np.cumsum([0, *map(len, runs[:-1])])]
-        return _joined([_sliced(buffers[k], int(run[0]), int(run[-1]) + 1) for k, run in zip(firsts, runs)])
+        return _joined(
+            [_sliced(buffers[k], int(run[0]), int(run[-1]) + 1) for k, run in zip(firsts, runs)]
+        )
     return jnp.take(_joined(buffers), rows, axis=0, mode="clip")
 
 
@@ -233,10 +268,11 @@ _Round = dict[tuple[int, int], list[tuple[int, int]]]
 def _exchange_rounds(moves: Iterable[_Move]) -> list[_Round]:
     """Group moves between devices into rounds of one ``ppermute`` each.
 
-    In a round every device sends to at most one other and receives from at most one.  All pairs of a round
-    send the same number of elements, so that nothing is padded: exactly those elements are sent that
-    change device.  Pairs are matched greedily, those with most elements first, which finds one round
-    for a rotation by one and at most two for any rotation.
+    In a round every device sends to at most one other and receives from at most one.  All pairs of
+    a round
+    send the same number of elements, so that nothing is padded: exactly those elements are sent
+    that change device.  Pairs are matched greedily, those with most elements first, which finds one
+    round for a rotation by one and at most two for any rotation.
 
     Args:
       moves: ``(source device, source slot, destination device, destination slot)``.

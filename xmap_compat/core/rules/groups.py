@@ -1,4 +1,6 @@
-"""``axis_index_groups``: the axis is gathered, and each element computes with the members of its own group."""
+"""``axis_index_groups``: the axis is gathered, and each element computes with the members of its
+own group.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _InGroups = Callable[[DeviceView, Params, NamedValue], NamedValue]
 
 
 def _reduce(reduce: Callable[..., Any]) -> _InGroups:
-    """A reduction within groups: each element reduces all groups, and takes the result of its own."""
+    """A reduction within groups: each element reduces all groups, and takes the result of its
+    own.
+    """
 
     def in_groups(view, params, value):
         names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)
@@ -28,23 +32,34 @@ def _reduce(reduce: Callable[..., Any]) -> _InGroups:
         def own_of(everything, index):
             return reduce(everything[groups], (1,))[jnp.asarray(group_of)[index]]
 
-        return apply_positional(view, own_of, gather_over(view, value, names), index_of(view, names))
+        return apply_positional(
+            view, own_of, gather_over(view, value, names), index_of(view, names)
+        )
 
     return in_groups
 
 
 def _exchange(finish: Callable[..., Any]) -> _InGroups:
-    """An exchange within groups: ``finish`` makes an element's result of its group's slices and its place there."""
+    """An exchange within groups: ``finish`` makes an element's result of its group's slices and its
+    place there.
+    """
 
     def in_groups(view, params, value):
         names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)
-        place = np.argsort(groups.ravel()).astype(np.int32)  # of each element, in all groups one after the other
+        place = np.argsort(groups.ravel()).astype(
+            np.int32
+        )  # of each element, in all groups one after the other
 
         def own_of(everything, index):
-            group, at = jnp.asarray(place // groups.shape[1])[index], jnp.asarray(place % groups.shape[1])[index]
+            group, at = (
+                jnp.asarray(place // groups.shape[1])[index],
+                jnp.asarray(place % groups.shape[1])[index],
+            )
             return finish(everything[jnp.asarray(groups)[group]], at, params)
 
-        return apply_positional(view, own_of, gather_over(view, value, names, "varying"), index_of(view, names))
+        return apply_positional(
+            view, own_of, gather_over(view, value, names, "varying"), index_of(view, names)
+        )
 
     return in_groups
 
@@ -66,7 +81,9 @@ def _scattered(members, place, params):
 def _traded(members, place, params):
     at = 1 + params["split_axis"]
     width = members.shape[at] // len(members)
-    return jnp.concatenate(list(lax.dynamic_slice_in_dim(members, place * width, width, at)), params["concat_axis"])
+    return jnp.concatenate(
+        list(lax.dynamic_slice_in_dim(members, place * width, width, at)), params["concat_axis"]
+    )
 
 
 IN_GROUPS = {

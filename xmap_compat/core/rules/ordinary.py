@@ -1,8 +1,10 @@
-"""Common primitives over all their named axes at once: without these rules tracing takes 1.4 to 1.75 times as long.
+"""Common primitives over all their named axes at once: without these rules tracing takes 1.4 to
+1.75 times as long.
 
-The general way (``bind_named``) is one ``jax.vmap`` of the primitive for each named axis.  Most equations of a
-program are elementwise operations, reductions, dots and changes of shape: there named dimensions only change
-numbers in the parameters.  A test compares each rule with the general way.
+The general way (``bind_named``) is one ``jax.vmap`` of the primitive for each named axis.  Most
+equations of a
+program are elementwise operations, reductions, dots and changes of shape: there named dimensions
+only change numbers in the parameters.  A test compares each rule with the general way.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def bind_ordinary(view: DeviceView, eqn: Any, operands: Sequence[NamedValue]) ->
         primitive, params = _jax.local_operation(eqn, view.mesh_axes_of(names))
     operands = cast_alike(view, operands)
     if _jax.draws_from_rbg(primitive, operands):
-        # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
+        # Its batching rule draws one stream for a whole batch, so the bits would depend on the
+        # placement.
         return bind_per_element(view, primitive, operands, params)
     rule = DIRECT.get(primitive.name)
     results = _GENERAL if rule is None else rule(view, primitive, operands, params)
@@ -67,15 +70,21 @@ def _elementwise(view, primitive, operands, params):
 def _clamp(view, primitive, operands, params):
     """Bounds may be scalars, but a bound with local dimensions must take the operand's whole shape.
 
-    So must any bound that may have a derivative: JAX (to 0.12) has one only for bounds of the operand's shape.
+    So must any bound that may have a derivative: JAX (to 0.12) has one only for bounds of the
+    operand's shape.
     """
     _, x, _ = operands
     names = frozenset().union(*(v.names for v in operands))
-    dims = (*dict.fromkeys(n for v in operands for n in v.dims if n is not None and n not in x.dims), *x.dims)
+    dims = (
+        *dict.fromkeys(n for v in operands for n in v.dims if n is not None and n not in x.dims),
+        *x.dims,
+    )
     shape = x.positional_shape()
     varied = [cast_to(view, v, names) for v in operands]
     data = [
-        _aligned(view, v.data, v.dims, dims, shape) if k == 1 or isinstance(v.data, jax.core.Tracer) else v.data
+        _aligned(view, v.data, v.dims, dims, shape)
+        if k == 1 or isinstance(v.data, jax.core.Tracer)
+        else v.data
         for k, v in enumerate(varied)
     ]
     return _bind(view, primitive, data, params, dims, names)
@@ -96,7 +105,11 @@ def _aligned(view, data, have, want, shape=()):
         return data
     sizes, positional = iter(data.shape), iter(shape)
     full = [
-        next(sizes) if k in kept else next(positional) if n is None else view.placements[n].local_size
+        next(sizes)
+        if k in kept
+        else next(positional)
+        if n is None
+        else view.placements[n].local_size
         for k, n in enumerate(want)
     ]
     return lax.broadcast_in_dim(data, full, kept)
@@ -106,7 +119,9 @@ def _aligned(view, data, have, want, shape=()):
 
 
 def _removing(param):
-    """The rule of a reduction, or of squeeze: a parameter names the positional dimensions that are removed."""
+    """The rule of a reduction, or of squeeze: a parameter names the positional dimensions that are
+    removed.
+    """
 
     def rule(view, primitive, operands, params):
         (x,) = operands
@@ -129,11 +144,22 @@ def _transpose(view, primitive, operands, params):
 def _slice(view, primitive, operands, params):
     (x,) = operands
     at = x.positional_dims()
-    bounds = {"start_indices": [0] * x.data.ndim, "limit_indices": list(x.data.shape), "strides": [1] * x.data.ndim}
+    bounds = {
+        "start_indices": [0] * x.data.ndim,
+        "limit_indices": list(x.data.shape),
+        "strides": [1] * x.data.ndim,
+    }
     for key, whole in bounds.items():
         for d, bound in zip(at, params[key] or ()):
             whole[d] = bound
-    return _bind(view, primitive, [x.data], {key: tuple(whole) for key, whole in bounds.items()}, x.dims, x.names)
+    return _bind(
+        view,
+        primitive,
+        [x.data],
+        {key: tuple(whole) for key, whole in bounds.items()},
+        x.dims,
+        x.names,
+    )
 
 
 def _broadcast_in_dim(view, primitive, operands, params):
@@ -174,7 +200,15 @@ _ELEMENTWISE = (
 # Their operands must have one shape even where one is a scalar.
 _NO_SCALARS = ("select_n", "add_any")
 
-_REDUCTIONS = ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"]
+_REDUCTIONS = [
+    "reduce_sum",
+    "reduce_prod",
+    "reduce_max",
+    "reduce_min",
+    "reduce_and",
+    "reduce_or",
+    "reduce_xor",
+]
 
 DIRECT: dict[str, _OrdinaryRule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),

@@ -12,7 +12,13 @@ import numpy as np
 from jax import lax
 
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, cast_data, gather_devices, sum_devices, times_elements
+from xmap_compat.core.device import (
+    DeviceView,
+    cast_data,
+    gather_devices,
+    sum_devices,
+    times_elements,
+)
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names, positions
 from xmap_compat.core.specs import AxisNames
@@ -29,7 +35,9 @@ def _reduced(value, names, dims, data):
     return NamedValue(data, kept, value.names - frozenset(names))
 
 
-def sum_over(view: DeviceView, value: NamedValue, names: AxisNames, positions: Sequence[int] = ()) -> NamedValue:
+def sum_over(
+    view: DeviceView, value: NamedValue, names: AxisNames, positions: Sequence[int] = ()
+) -> NamedValue:
     """``lax.psum``: a local sum, then one all-reduce of the result."""
     present = view.present(value, names)
     dims = _reduction_dims(value, present, positions)
@@ -49,14 +57,20 @@ def _extremum_over(reduce: Callable, across: Callable):
         if not mesh_axes:
             data = local(value.data)
         else:
-            data = _across_devices(view, lambda x: across(view, local(x), mesh_axes), value.data, dims, mesh_axes)
+            data = _across_devices(
+                view, lambda x: across(view, local(x), mesh_axes), value.data, dims, mesh_axes
+            )
         return _reduced(value, names, dims, data)
 
     return translate
 
 
-def _across_devices(view: DeviceView, extremum: Callable, x: Any, dims: Sequence[int], mesh_axes: tuple[Any, ...]):
-    """An extremum over devices with the derivative that JAX lacks: ties share it, over devices as within one."""
+def _across_devices(
+    view: DeviceView, extremum: Callable, x: Any, dims: Sequence[int], mesh_axes: tuple[Any, ...]
+):
+    """An extremum over devices with the derivative that JAX lacks: ties share it, over devices as
+    within one.
+    """
     if not is_smooth(x):
         return extremum(x)
     fun = jax.custom_jvp(extremum)
@@ -73,9 +87,11 @@ def _across_devices(view: DeviceView, extremum: Callable, x: Any, dims: Sequence
 
 
 def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any]) -> Callable:
-    """An extremum over devices that is NaN where any value is, as within a device; XLA's all-reduce may drop NaN.
+    """An extremum over devices that is NaN where any value is, as within a device; XLA's all-reduce
+    may drop NaN.
 
-    Floats are compared as the integers of the same order, with NaN beyond all of them.  XLA cannot compare complex
+    Floats are compared as the integers of the same order, with NaN beyond all of them.  XLA cannot
+    compare complex
     numbers between devices: they are gathered.
     """
 
@@ -84,7 +100,9 @@ def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any
             return reduce(gather_devices(view, lax.expand_dims(x, [0]), mesh_axes), (0,))
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return across(x, mesh_axes)
-        if jnp.finfo(x.dtype).bits < 8:  # no integers to compare it by; all its values are values of float32
+        if (
+            jnp.finfo(x.dtype).bits < 8
+        ):  # no integers to compare it by; all its values are values of float32
             return extremum(view, x.astype(np.float32), mesh_axes).astype(x.dtype)
         integer = np.dtype(f"int{8 * x.dtype.itemsize}")
         magnitude = np.asarray(jnp.iinfo(integer).max, integer)
@@ -104,8 +122,12 @@ def _where(which, yes, no):
     return lax.select_n(which, no, yes)
 
 
-max_over = _extremum_over(lax.reduce_max, _keeping_nan(lax.pmax, lax.reduce_max, lambda info: info.max))
-min_over = _extremum_over(lax.reduce_min, _keeping_nan(lax.pmin, lax.reduce_min, lambda info: info.min))
+max_over = _extremum_over(
+    lax.reduce_max, _keeping_nan(lax.pmax, lax.reduce_max, lambda info: info.max)
+)
+min_over = _extremum_over(
+    lax.reduce_min, _keeping_nan(lax.pmin, lax.reduce_min, lambda info: info.min)
+)
 
 
 def _pbroadcast(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:

@@ -1,4 +1,6 @@
-"""How each collective is evaluated on one device: by a function ``(view, params, *operands) -> result``."""
+"""How each collective is evaluated on one device: by a function ``(view, params, *operands) ->
+result``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TRANSLATIONS: dict[str, Callable[..., NamedValue]] = {
 }
 
 
-def translate(view: Any, primitive: str, params: Params, operands: Sequence[NamedValue]) -> list[NamedValue]:
+def translate(
+    view: Any, primitive: str, params: Params, operands: Sequence[NamedValue]
+) -> list[NamedValue]:
     """The results of a collective on one device."""
     apply = (IN_GROUPS if has_groups(params) else TRANSLATIONS)[primitive]
     if COLLECTIVES[primitive].joint or not operands:

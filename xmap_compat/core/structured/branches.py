@@ -1,6 +1,8 @@
-"""``lax.cond`` and ``lax.switch``: a selection among the results of all branches where elements take different ones.
+"""``lax.cond`` and ``lax.switch``: a selection among the results of all branches where elements
+take different ones.
 
-On different devices they may take different branches, but not with collectives in these, which all devices must reach.
+On different devices they may take different branches, but not with collectives in these, which all
+devices must reach.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from xmap_compat.core.values import NamedValue, is_smooth, positional, transpose
 
 
 def select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
-    """The cases that ``which`` chooses; its positional dimensions are the first ones of each case."""
+    """The cases that ``which`` chooses; its positional dimensions are the first ones of each
+    case.
+    """
     trailing = cases[0].positional_shape()[which.dims.count(None) :] if None in which.dims else []
     if trailing:
         full = (*which.data.shape, *trailing)
@@ -36,21 +40,30 @@ def select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
 
 
 def cond(
-    ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: Any, mask: NamedValue | None = None
+    ev: Evaluator,
+    cond: _jax.Cond,
+    operands: Sequence[NamedValue],
+    eqn: Any,
+    mask: NamedValue | None = None,
 ) -> list[NamedValue]:
-    """A ``lax.switch`` over the evaluated branches, or a selection among the results of all of them.
+    """A ``lax.switch`` over the evaluated branches, or a selection among the results of all of
+    them.
 
     Args:
       operands: the index of the branch, then the operands of every branch.
       mask: which elements take the branch around it; None if all do.
 
     Returns:
-      Results that vary over the names of the index and of any branch's results.  It is a selection where
-      elements on one device take different branches, and where devices might miss each other in a collective.
+      Results that vary over the names of the index and of any branch's results.  It is a selection
+      where elements on one device take different branches, and where devices might miss each other
+      in a collective.
     """
     index, *operands = operands
     branches = cond.branches
-    names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
+    names = [
+        n | index.names
+        for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))
+    ]
     ev = dataclasses.replace(ev, apart=ev.apart | index.names)
     if ev.view.local_names(index.names) or (index.names and communicates(ev, *branches)):
         return _select_result(ev, branches, index, operands, mask)
@@ -60,7 +73,8 @@ def cond(
 
     if cond.platforms is not None:
         return _by_platform(cond.platforms, [branch(b) for b in branches], operands)
-    # Operands are cast before the branches: a cast within a branch would become a sum within a branch of the gradient.
+    # Operands are cast before the branches: a cast within a branch would become a sum within a
+    # branch of the gradient.
     operands = [cast_to(ev.view, v, index.names) for v in operands]
     return lax.switch(index.data, _alike(ev, [branch(b) for b in branches], operands), *operands)
 
@@ -70,18 +84,28 @@ def _alike(ev, branches, operands):
     if not ev.view.in_users_shard_map:
         return branches
     types = [jax.make_jaxpr(branch)(*operands).out_avals for branch in branches]
-    axes = [frozenset().union(*(_jax.varying_axes_of(aval) for aval in avals)) for avals in zip(*types)]
-    return [lambda *values, branch=branch: cast_as(ev.view, branch(*values), axes) for branch in branches]
+    axes = [
+        frozenset().union(*(_jax.varying_axes_of(aval) for aval in avals)) for avals in zip(*types)
+    ]
+    return [
+        lambda *values, branch=branch: cast_as(ev.view, branch(*values), axes)
+        for branch in branches
+    ]
 
 
 def _by_platform(platforms, branches, operands):
-    """``lax.platform_dependent``: only the platform's branch is lowered, because others may not lower there.
+    """``lax.platform_dependent``: only the platform's branch is lowered, because others may not
+    lower there.
 
     Args:
       platforms: for each branch the platforms that take it, or None for all others.
     """
-    named = {name: branch for taken_by, branch in zip(platforms, branches) for name in taken_by or ()}
-    default = next((branch for taken_by, branch in zip(platforms, branches) if taken_by is None), None)
+    named = {
+        name: branch for taken_by, branch in zip(platforms, branches) for name in taken_by or ()
+    }
+    default = next(
+        (branch for taken_by, branch in zip(platforms, branches) if taken_by is None), None
+    )
     return lax.platform_dependent(*operands, default=default, **named)
 
 
@@ -96,8 +120,9 @@ def _select_result(ev, branches, index, operands, mask):
 class _Place(enum.Enum):
     """Where an equation of a branch has its gradient cut, for elements that do not take the branch.
 
-    ``OWN``: at its operands.  ``SHARED``: its results flow into a collective, and so to other elements; at the inputs
-    of the branch, where none of these takes it.  ``INSIDE``: in its bodies, which hold such a collective.
+    ``OWN``: at its operands.  ``SHARED``: its results flow into a collective, and so to other
+    elements; at the inputs of the branch, where none of these takes it.  ``INSIDE``: in its bodies,
+    which hold such a collective.
     """
 
     OWN = enum.auto()
@@ -109,8 +134,9 @@ class _Place(enum.Enum):
 class _Branch:
     """A branch that only some elements take, evaluated so that the others have no derivative of it.
 
-    Their cotangents are zero, and ``0 * inf`` would be NaN where the branch may not be differentiated.  So their
-    gradient is cut, as ``jax.vmap`` does, except where values flow into a collective over an axis along which elements
+    Their cotangents are zero, and ``0 * inf`` would be NaN where the branch may not be
+    differentiated.  So their gradient is cut, as ``jax.vmap`` does, except where values flow into a
+    collective over an axis along which elements
     take different branches: from there they reach elements that take the branch.
 
     Attributes:
@@ -124,22 +150,35 @@ class _Branch:
         body, consts = _jax.open_jaxpr(jaxpr)
         env = dict(zip(_jax.input_vars(body), [*map(positional, consts), *operands], strict=True))
         values = self._run(body.eqns, env)
-        return [positional(v.val) if isinstance(v, _jax.Literal) else values[v] for v in body.outvars]
+        return [
+            positional(v.val) if isinstance(v, _jax.Literal) else values[v] for v in body.outvars
+        ]
 
     def _run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
         """The values of all variables, from those of the inputs."""
         together = lambda name: name not in self.mask.names and self.ev.view.is_own(name)  # noqa: E731
-        met = [frozenset(n for n in collectives_within(self.ev, eqn) if not together(n)) for eqn in eqns]
+        met = [
+            frozenset(n for n in collectives_within(self.ev, eqn) if not together(n))
+            for eqn in eqns
+        ]
         flowing = _flowing_into(eqns, met)
         places = list(map(_place_of, eqns, met, flowing))
-        alone = (eqn for eqn, place in zip(eqns, places) if place is _Place.SHARED and _jax.read(eqn))
+        alone = (
+            eqn for eqn, place in zip(eqns, places) if place is _Place.SHARED and _jax.read(eqn)
+        )
         whole = any(flowing) or any(alone)
         shared = _Cut(functools.partial(self._cut, frozenset().union(*met)), env) if whole else env
         own = _Cut(functools.partial(self._cut, frozenset()), shared)
-        rules: Mapping[Any, Rule] = {_jax.Call: self._call, _jax.Checkpoint: self._checkpoint, _jax.Cond: self._cond}
+        rules: Mapping[Any, Rule] = {
+            _jax.Call: self._call,
+            _jax.Checkpoint: self._checkpoint,
+            _jax.Cond: self._cond,
+        }
         inside = dataclasses.replace(self.ev, structured={**self.ev.structured, **rules})
         for eqn, place in zip(eqns, places):
-            (inside if place is _Place.INSIDE else self.ev).run([eqn], own if place is _Place.OWN else shared)
+            (inside if place is _Place.INSIDE else self.ev).run(
+                [eqn], own if place is _Place.OWN else shared
+            )
         return own
 
     def _call(self, _: Evaluator, call: _jax.Call, operands, eqn):
@@ -152,18 +191,22 @@ class _Branch:
         return cond(self.ev, held, operands, eqn, self.mask)
 
     def _cut(self, over: Names, value: NamedValue) -> NamedValue:
-        """Cut the gradient of an element if neither it nor any element along the axes ``over`` takes the branch.
+        """Cut the gradient of an element if neither it nor any element along the axes ``over``
+        takes the branch.
 
         The result is a linear function of the value, since JAX transposes the operators of solvers.
         """
         ev, mask = self.ev, self.mask
-        # It must not vary over more of these axes: a rule that sums over them relies on the names of its operands.
+        # It must not vary over more of these axes: a rule that sums over them relies on the names
+        # of its operands.
         names = mask.names - over
         value = laid_out_over(ev.view, value, value.names | names)
         mask = dataclasses.replace(mask, data=mask.data.astype(np.int32)) if over else mask
         axes = ev.view.mesh_axes_of(over) if ev.view.typed else ()
         if axes:
-            mask = NamedValue(mask.data.max(mask.dims_of(over)), without(mask.dims, over), mask.names)
+            mask = NamedValue(
+                mask.data.max(mask.dims_of(over)), without(mask.dims, over), mask.names
+            )
         elif over:
             mask = max_over(ev.view, mask, sorted(over, key=str))
         value, mask = cast_alike(ev.view, [value, mask])
@@ -180,7 +223,9 @@ def _place_of(eqn: Any, met: Names, flows: bool) -> _Place:
 
 
 def _flowing_into(eqns: Sequence[Any], met: Sequence[Names]) -> list[bool]:
-    """For each equation, whether an equation that meets others in a collective needs its results."""
+    """For each equation, whether an equation that meets others in a collective needs its
+    results.
+    """
     needed: set[Any] = set()
     flows = []
     for eqn, axes in reversed(list(zip(eqns, met))):
@@ -191,14 +236,18 @@ def _flowing_into(eqns: Sequence[Any], met: Sequence[Names]) -> list[bool]:
 
 
 class _Cut(dict):
-    """Values of variables; those of ``outside`` come in when they are first used, with their gradient cut."""
+    """Values of variables; those of ``outside`` come in when they are first used, with their
+    gradient cut.
+    """
 
     def __init__(self, cut: Callable[[NamedValue], NamedValue], outside: Mapping[Any, NamedValue]):
         self._cut, self._outside = cut, outside
 
     def __missing__(self, variable: Any) -> NamedValue:
         value = self._outside[variable]
-        return self.setdefault(variable, self._cut(value) if is_smooth(jax.typeof(value.data)) else value)
+        return self.setdefault(
+            variable, self._cut(value) if is_smooth(jax.typeof(value.data)) else value
+        )
 
 
 def _cut_tangent(t, mask, *, mesh_axes):

@@ -19,7 +19,8 @@ from xmap_compat.core.values import NamedValue, is_float0
 
 
 def only_arrays(fun):
-    """A function without its results that are not arrays, and a function that puts these back as None.
+    """A function without its results that are not arrays, and a function that puts these back as
+    None.
 
     Such results are tangents of integers, and zeros that are known to be zero.
     """
@@ -27,7 +28,10 @@ def only_arrays(fun):
 
     def apply(*args):
         outs = fun(*args)
-        zeros = (x is None or isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == _jax.float0 for x in outs)
+        zeros = (
+            x is None or isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == _jax.float0
+            for x in outs
+        )
         kept[:] = [not zero for zero in zeros]
         return list(itertools.compress(outs, kept))
 
@@ -44,13 +48,15 @@ def evaluate_callable(
     values: Sequence[NamedValue],
     prepare: Callable[[Any, list[NamedValue]], list[NamedValue]] = lambda jaxpr, values: values,
 ) -> list[NamedValue | None]:
-    """Trace a callable that a custom rule holds on positional types, then evaluate it on named values.
+    """Trace a callable that a custom rule holds on positional types, then evaluate it on named
+    values.
 
-    Tangents of integers (float0) and symbolic zeros are not operands of any equation: they are passed as constants,
-    and are None in the results.
+    Tangents of integers (float0) and symbolic zeros are not operands of any equation: they are
+    passed as constants, and are None in the results.
 
     Args:
-      prepare: ``(jaxpr, values) -> values``: makes the values that the callable's jaxpr is evaluated on.
+      prepare: ``(jaxpr, values) -> values``: makes the values that the callable's jaxpr is
+      evaluated on.
     """
     dynamic = [v for v in values if not is_no_array(v)]
 
@@ -66,7 +72,8 @@ def evaluate_callable(
     return restore(ev.evaluate(jaxpr, dynamic))
 
 
-# Collectives are found up to this order of derivatives: many rules call their own function without end.
+# Collectives are found up to this order of derivatives: many rules call their own function without
+# end.
 _ORDERS = 3
 
 
@@ -79,18 +86,23 @@ def checkpointed(call: _jax.Checkpoint, evaluate: Callable[..., Any]) -> Callabl
 def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
     """Whether evaluating these jaxprs, or their derivatives, moves anything between devices."""
     eqns = (eqn for jaxpr in jaxprs for eqn in _jax.open_jaxpr(jaxpr)[0].eqns)
-    return any(ev.view.placement_of(n).mesh_axes for eqn in eqns for n in collectives_within(ev, eqn))
+    return any(
+        ev.view.placement_of(n).mesh_axes for eqn in eqns for n in collectives_within(ev, eqn)
+    )
 
 
 def collectives_within(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[AxisName]:
-    """Every axis name that collectives in an equation, and in the custom rules inside of it, mention.
+    """Every axis name that collectives in an equation, and in the custom rules inside of it,
+    mention.
 
     A rule that cannot be traced by itself may have a collective over any axis.
     """
     if (eqn, order) not in ev.rule_names:
         inner = [e for held in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(held)[0].eqns]
         names = [collectives_of(eqn), *(collectives_within(ev, e, order) for e in inner)]
-        if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)):
+        if order <= _ORDERS and isinstance(
+            _jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)
+        ):
             try:
                 of_rule = _jax.open_jaxpr(derivative(ev.stage, eqn))[0].eqns
                 names += [collectives_within(ev, e, order + 1) for e in of_rule]

@@ -21,11 +21,13 @@ from xmap_compat.core.values import NamedValue
 
 
 def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """Make one call for each element, as the body is written for one, unless the program allows more in a call.
+    """Make one call for each element, as the body is written for one, unless the program allows
+    more in a call.
 
-    Old programs allow it by ``vectorized=True``.  JAX adds dimensions to those operands that vary over an axis.  NumPy
-    aligns them correctly if all operands that vary have the same dimensions and no operand has a higher rank; else the
-    results would depend on which axes have local dimensions.
+    Old programs allow it by ``vectorized=True``.  JAX adds dimensions to those operands that vary
+    over an axis.  NumPy aligns them correctly if all operands that vary have the same dimensions
+    and no operand has a higher rank; else the results would depend on which axes have local
+    dimensions.
     """
     method = eqn.params["vmap_method"] or "sequential"
     if method == "legacy_vectorized":
@@ -35,14 +37,17 @@ def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> l
             operands = [laid_out_over(ev.view, v, names) if v.names else v for v in operands]
         else:
             method = "sequential"
-    return bind_named(ev.view, eqn.primitive, operands, {**eqn.params, "sharding": None, "vmap_method": method})
+    return bind_named(
+        ev.view, eqn.primitive, operands, {**eqn.params, "sharding": None, "vmap_method": method}
+    )
 
 
 def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """Make one call for each element of the axes that operands vary over; all elements of other axes share its result.
+    """Make one call for each element of the axes that operands vary over; all elements of other
+    axes share its result.
 
-    All devices that hold copies call Python.  There only the first of them calls the function, and the others receive
-    its results.  (JAX cannot map a ``lax.cond`` around the callback.)
+    All devices that hold copies call Python.  There only the first of them calls the function, and
+    the others receive its results.  (JAX cannot map a ``lax.cond`` around the callback.)
     """
     view, names = ev.view, frozenset().union(*(v.names for v in operands))
     if ev.apart:
@@ -50,11 +55,15 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
     if repeated := ev.iterating.difference(*(view.placements[n].loops for n in names)):
         axes = [n for n, place in view.placements.items() if not repeated.isdisjoint(place.loops)]
         raise _callback_in_control_flow(axes, _jax.where_in_user_code(eqn), is_repeated=True)
-    copies = tuple(m for m in view.mesh_axes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1)
+    copies = tuple(
+        m for m in view.mesh_axes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1
+    )
     params = {**eqn.params, "sharding": None}
     if not copies or view.nested:
         return bind_named(view, eqn.primitive, operands, params)
-    params["callback"] = functools.partial(_called_by_one, eqn.params["callback"], eqn.params["result_avals"])
+    params["callback"] = functools.partial(
+        _called_by_one, eqn.params["callback"], eqn.params["result_avals"]
+    )
     is_first = NamedValue(lax.axis_index(copies) == 0, (), frozenset())
     varied = [cast_to(view, v, names) for v in (is_first, *operands)]
     varied = [dataclasses.replace(v, data=cast_data(view, v.data, copies)) for v in varied]
@@ -73,10 +82,14 @@ _WAITING = {"pure_callback": _pure_callback, "io_callback": _io_callback}
 CALLBACKS = (*_WAITING, "debug_callback", "debug_print", "check", "create_token", "after_all")
 
 
-def call_python(ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+def call_python(
+    ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any
+) -> list[NamedValue]:
     """Call Python as often as each function promises, or refuse."""
     name, where = eqn.primitive.name, _jax.where_in_user_code(eqn)
-    if name == "check" and not eqn.params["debug"]:  # JAX would report it for elements that take another branch, too
+    if (
+        name == "check" and not eqn.params["debug"]
+    ):  # JAX would report it for elements that take another branch, too
         raise check_from_outside(ev.checker.fun, where)
     if name in ("create_token", "after_all"):
         raise token(f"The value at {where}")
@@ -85,13 +98,19 @@ def call_python(ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any
             raise _ordered_callback(name, names, where)
         if (devices := math.prod(ev.view.mesh_sizes.values())) > 1:
             raise _ordered_effect(ev.checker.fun, devices)
-    return _WAITING[name](ev, operands, eqn) if name in _WAITING else bind_ordinary(ev.view, eqn, operands)
+    return (
+        _WAITING[name](ev, operands, eqn)
+        if name in _WAITING
+        else bind_ordinary(ev.view, eqn, operands)
+    )
 
 
 # ----------------------------------------------------------------------------- messages
 
 
-def _callback_in_control_flow(axes: Iterable[Hashable], where: str, is_repeated: bool) -> NotImplementedError:
+def _callback_in_control_flow(
+    axes: Iterable[Hashable], where: str, is_repeated: bool
+) -> NotImplementedError:
     if is_repeated:
         return NotImplementedError(
             f"The io_callback at {where} does not vary over {as_set(axes)}, but is in a loop or branch that each "

@@ -1,35 +1,39 @@
-"""The cotangents of one ``custom_vjp``: those that its backward rule is applied to, and the meaning of its results.
+"""The cotangents of one ``custom_vjp``: those that its backward rule is applied to, and the meaning
+of its results.
 
-A rule is written for one element of each named axis.  It is applied on devices that hold many, where some values
-are equal for all elements, and where their cotangents exist once.  Nothing may be counted twice, whether the rule
-sums by itself or not.  Take an axis ``i`` of two elements on two devices, ``x = [1, 2]`` mapped, one weight ``w =
-3`` that is not, and cotangents 1.
+A rule is written for one element of each named axis.  It is applied on devices that hold many,
+where some values are equal for all elements, and where their cotangents exist once.  Nothing may be
+counted twice, whether the rule sums by itself or not.  Take an axis ``i`` of two elements on two
+devices, ``x = [1, 2]`` mapped, one weight ``w = 3`` that is not, and cotangents 1.
 
-*A rule that does not sum*: ``f(x, w) = x * w``, ``bwd(ct) = (ct * w, ct * x)``.  Device 0 computes 1 for the
-weight, device 1 computes 2.  The result varies over ``i`` and the weight does not, so :func:`_cotangent_like` sums:
-3, as it is for the positional function.
+*A rule that does not sum*: ``f(x, w) = x * w``, ``bwd(ct) = (ct * w, ct * x)``.  Device 0 computes
+1 for the weight, device 1 computes 2.  The result varies over ``i`` and the weight does not, so
+:func:`_cotangent_like` sums: 3, as it is for the positional function.
 
-*A rule that sums*: ``bwd(ct) = (ct * w, psum(ct * x, 'i'))``.  Both devices have 3.  It does not vary over ``i``
-any more, and is left alone: 3.  (Without types, where a cotangent of an unmapped argument is always summed, it
-would be 6.)
+*A rule that sums*: ``bwd(ct) = (ct * w, psum(ct * x, 'i'))``.  Both devices have 3.  It does not
+vary over ``i``
+any more, and is left alone: 3.  (Without types, where a cotangent of an unmapped argument is always
+summed, it would be 6.)
 
-*A cotangent that exists once, of a collective*: ``g(x, w) = psum(x * w, 'i')`` is 9 for both elements, and one
-cotangent arrives for both, 1.  A rule may say ``bwd(ct) = (psum(ct, 'i') * w, ...)``, as the transpose of a psum is
-a psum where each element has its own cotangent, which add up to what arrived here as 1.  Summing the one value over
-two elements would give 2.  So the cotangent has ``COTANGENT`` among its names: a ``psum`` of such a value over an axis
-that it does not vary over is the value itself.  The gradient of ``x`` is ``[3, 3]``.
+*A cotangent that exists once, of a collective*: ``g(x, w) = psum(x * w, 'i')`` is 9 for both
+elements, and one cotangent arrives for both, 1.  A rule may say ``bwd(ct) = (psum(ct, 'i') * w,
+...)``, as the transpose of a psum is a psum where each element has its own cotangent, which add up
+to what arrived here as 1.  Summing the one value over two elements would give 2.  So the cotangent
+has ``COTANGENT`` among its names: a ``psum`` of such a value over an axis that it does not vary
+over is the value itself.  The gradient of ``x`` is ``[3, 3]``.
 
-*A cotangent that exists once, and no collective*: ``h(x, w) = (x * w, w * w)``, ``bwd(ct, du) = (ct * w, ct * x +
-du * 2 * w)``. Device 0 would compute 1 + 6 for the weight, device 1 computes 2 + 6, and the sum 15 has counted
-``du`` twice.  Every element's call returned the same second result, so one of them takes its cotangent
-(:func:`_at_first_element`): 1 + 6 and 2 + 0, which is 9.
+*A cotangent that exists once, and no collective*: ``h(x, w) = (x * w, w * w)``, ``bwd(ct, du) = (ct
+* w, ct * x + du * 2 * w)``. Device 0 would compute 1 + 6 for the weight, device 1 computes 2 + 6,
+and the sum 15 has counted ``du`` twice.  Every element's call returned the same second result, so
+one of them takes its cotangent (:func:`_at_first_element`): 1 + 6 and 2 + 0, which is 9.
 
-*A rule that sums, and has a term of its own*: ``f(w) = psum(w, 'i') + w``, ``bwd(ct) = psum(ct, 'i') + ct``.  Nothing
-varies, and one cotangent arrives, 1.  What the rule means for an element is the sum of all cotangents, and its own one.
+*A rule that sums, and has a term of its own*: ``f(w) = psum(w, 'i') + w``, ``bwd(ct) = psum(ct,
+'i') + ct``.  Nothing varies, and one cotangent arrives, 1.  What the rule means for an element is
+the sum of all cotangents, and its own one.
 So one element takes the cotangent here, too: 1 + 1 and 1 + 0, which varies, and adds up to 3.
 
-Where results of both kinds meet in one function, the rule, which is linear in its cotangents, is applied to each
-kind by itself, and the results are added (:func:`_cases_of`, :func:`_apply_rule`).
+Where results of both kinds meet in one function, the rule, which is linear in its cotangents, is
+applied to each kind by itself, and the results are added (:func:`_cases_of`, :func:`_apply_rule`).
 """
 
 from __future__ import annotations
@@ -51,85 +55,127 @@ from xmap_compat.core.indices import index_of
 from xmap_compat.core.names import NONE, Names
 from xmap_compat.core.placement import Placement, is_of_devices
 from xmap_compat.core.rules.reductions import sum_over
-from xmap_compat.core.structured.callables import evaluate_callable, is_no_array, only_arrays, positional_zero
+from xmap_compat.core.structured.callables import (
+    evaluate_callable,
+    is_no_array,
+    only_arrays,
+    positional_zero,
+)
 from xmap_compat.core.values import COTANGENT, NamedValue
 
 
-def cotangents_of_operands(ev: Evaluator, jaxpr, rule, residuals, cotangents, wanted) -> dict[int, NamedValue | None]:
-    """The cotangents of a function's operands; ``wanted``: dims, names, dtype of each that is differentiated."""
+def cotangents_of_operands(
+    ev: Evaluator, jaxpr, rule, residuals, cotangents, wanted
+) -> dict[int, NamedValue | None]:
+    """The cotangents of a function's operands; ``wanted``: dims, names, dtype of each that is
+    differentiated.
+    """
     results = {}
     for own_names in dict.fromkeys(names for _, names, _ in wanted.values()):
         cases = _cases_of(ev.view, jaxpr, residuals, cotangents, own_names)
-        results[own_names] = [_apply_rule(ev, rule, residuals, cotangents, case, own_names) for case in cases]
-    terms = {k: [_cotangent_like(ev, outs[k], *layout) for outs in results[layout[1]]] for k, layout in wanted.items()}
+        results[own_names] = [
+            _apply_rule(ev, rule, residuals, cotangents, case, own_names) for case in cases
+        ]
+    terms = {
+        k: [_cotangent_like(ev, outs[k], *layout) for outs in results[layout[1]]]
+        for k, layout in wanted.items()
+    }
     return {k: _added(summands) for k, summands in terms.items()}
 
 
 def _cases_of(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
-    """The cotangents to apply a backward rule to, in cases whose results add up, for an operand over ``own_names``.
+    """The cotangents to apply a backward rule to, in cases whose results add up, for an operand
+    over ``own_names``.
 
-    The cotangent of a result that does not vary over an axis arrives summed over it.  If the operand does not vary
-    over the axis either, and anything in the rule does, the rule's results are summed as well, and must not count the
-    cotangent for every element.  If no collective over the axis made the result, every element's call returned the same
-    value: one of them takes the cotangent.  Otherwise the rule may sum by itself or leave that to us: it is applied to
-    that cotangent alone, and the names of its results tell.
+    The cotangent of a result that does not vary over an axis arrives summed over it.  If the
+    operand does not vary over the axis either, and anything in the rule does, the rule's results
+    are summed as well, and must not count the cotangent for every element.  If no collective over
+    the axis made the result, every element's call returned the same
+    value: one of them takes the cotangent.  Otherwise the rule may sum by itself or leave that to
+    us: it is applied to that cotangent alone, and the names of its results tell.
 
     Returns:
-      Cases, each with cotangents by the number of their result; missing ones are zero.  There is at least one case;
-      cotangents of integers, and those known to be zero, are in none.
+      Cases, each with cotangents by the number of their result; missing ones are zero.  There is at
+      least one case; cotangents of integers, and those known to be zero, are in none.
     """
-    together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - {COTANGENT} - own_names
+    together = (
+        frozenset().union(*(v.names for v in (*residuals, *cotangents))) - {COTANGENT} - own_names
+    )
     cases: dict[Names, dict[int, NamedValue]] = {}
-    for k, (ct, collectives) in enumerate(zip(cotangents, _collectives_of_results(jaxpr), strict=True)):
+    for k, (ct, collectives) in enumerate(
+        zip(cotangents, _collectives_of_results(jaxpr), strict=True)
+    ):
         if not is_no_array(ct):
             summed = together - ct.names
-            cases.setdefault(summed & collectives, {})[k] = _at_first_element(view, ct, summed - collectives)
+            cases.setdefault(summed & collectives, {})[k] = _at_first_element(
+                view, ct, summed - collectives
+            )
     return list(cases.values()) or [{}]
 
 
 def _apply_rule(ev, rule, residuals, cotangents, case, own_names):
     """The results of a backward rule for operands that vary over ``own_names``.
 
-    The rule is linear in the cotangents: where some of them are zero, its derivative along the others is used.
+    The rule is linear in the cotangents: where some of them are zero, its derivative along the
+    others is used.
     """
     own = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
     zeros = {k: positional_zero(ct) for k, ct in enumerate(cotangents)}
 
     def rule_of_case(*args):
         fixed, cts = args[: len(residuals)], args[len(residuals) :]
-        apply, restore = only_arrays(lambda *cts: rule(*fixed, *{**zeros, **dict(zip(case, cts))}.values()))
+        apply, restore = only_arrays(
+            lambda *cts: rule(*fixed, *{**zeros, **dict(zip(case, cts))}.values())
+        )
         if all(is_no_array(ct) for k, ct in enumerate(cotangents) if k not in case):
             return restore(apply(*cts))
         return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, cts)), tuple(cts))[1])
 
     def at_one_element(jaxpr, values):
         is_cotangent = [COTANGENT in v.names for v in values]
-        axes = frozenset(n for n in ev.view.placements if not is_of_devices(n))  # over devices nested xmaps sum
+        axes = frozenset(
+            n for n in ev.view.placements if not is_of_devices(n)
+        )  # over devices nested xmaps sum
         each = _summed_in_part(jaxpr, is_cotangent) & axes - own_names
-        if all(collectives_in(jaxpr) & axes <= v.names for v, ct in zip(values, is_cotangent) if ct):  # none is summed
+        if all(
+            collectives_in(jaxpr) & axes <= v.names for v, ct in zip(values, is_cotangent) if ct
+        ):  # none is summed
             values = [dataclasses.replace(v, names=v.names - {COTANGENT}) for v in values]
-        return [_at_first_element(ev.view, v, each - v.names) if ct else v for v, ct in zip(values, is_cotangent)]
+        return [
+            _at_first_element(ev.view, v, each - v.names) if ct else v
+            for v, ct in zip(values, is_cotangent)
+        ]
 
     return evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *own], at_one_element)
 
 
 def _summed_in_part(jaxpr: Any, is_cotangent: Sequence[bool]) -> Names:
-    """The axes over which a result of a rule depends on a cotangent both by a collective and without one."""
+    """The axes over which a result of a rule depends on a cotangent both by a collective and
+    without one.
+    """
     body, _ = _jax.open_jaxpr(jaxpr)
-    paths: dict[Any, set[Names]] = {v: {NONE} for v, ct in zip(body.invars, is_cotangent) if ct}  # axes on each
+    paths: dict[Any, set[Names]] = {
+        v: {NONE} for v, ct in zip(body.invars, is_cotangent) if ct
+    }  # axes on each
     read = lambda v: set() if isinstance(v, _jax.Literal) else paths.get(v, set())  # noqa: E731
     for eqn in body.eqns:
         over, before = collectives_of(eqn), set[Names]().union(*map(read, eqn.invars))
         after = {path | over for path in before}
-        if any(True for _ in _jax.subjaxprs(eqn.params)):  # some of its values may pass no collective
+        if any(
+            True for _ in _jax.subjaxprs(eqn.params)
+        ):  # some of its values may pass no collective
             after |= before
         paths.update(dict.fromkeys(eqn.outvars, after))
-    return NONE.union(*(path ^ other for v in body.outvars for path in read(v) for other in read(v)))
+    return NONE.union(
+        *(path ^ other for v in body.outvars for path in read(v) for other in read(v))
+    )
 
 
 def _added(values):
     first, *others = values
-    return first and dataclasses.replace(first, data=sum((other.data for other in others), first.data))
+    return first and dataclasses.replace(
+        first, data=sum((other.data for other in others), first.data)
+    )
 
 
 def _collectives_of_results(jaxpr) -> list[Names]:
@@ -147,18 +193,23 @@ def _at_first_element(view, value, names):
     if not names:
         return value
     index = index_of(view, [n for n in view.placements if n in names])
-    return apply_positional(view, lambda x, i: jnp.where(i == 0, x, jnp.zeros_like(x)), value, index)
+    return apply_positional(
+        view, lambda x, i: jnp.where(i == 0, x, jnp.zeros_like(x)), value, index
+    )
 
 
 def _with_cotangents(ev: Evaluator) -> Evaluator:
     """An evaluator that knows ``COTANGENT``, as an axis of one element."""
     placements = {**ev.view.placements, COTANGENT: Placement(COTANGENT, 1)}
     view = dataclasses.replace(ev.view, placements=placements)
-    return dataclasses.replace(ev, view=view, checker=dataclasses.replace(ev.checker, placements=placements))
+    return dataclasses.replace(
+        ev, view=view, checker=dataclasses.replace(ev.checker, placements=placements)
+    )
 
 
 def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
-    """Sum a cotangent over axes that its primal does not vary over; one that was summed already is left alone.
+    """Sum a cotangent over axes that its primal does not vary over; one that was summed already is
+    left alone.
 
     A rule may return another precision than its primal has, as under ``jax.vmap``.
     """

@@ -1,4 +1,6 @@
-"""Functions with custom rules, and solvers, rebuilt around the evaluation of the programs that they hold."""
+"""Functions with custom rules, and solvers, rebuilt around the evaluation of the programs that they
+hold.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,18 @@ from xmap_compat.core.structured.cotangents import cotangents_of_operands
 from xmap_compat.core.values import NamedValue, is_smooth, split
 
 
-def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """A ``jax.custom_jvp`` function of named values, whose rule is the user's, traced when JAX differentiates.
+def custom_jvp(
+    ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValue], eqn: Any
+) -> list[NamedValue]:
+    """A ``jax.custom_jvp`` function of named values, whose rule is the user's, traced when JAX
+    differentiates.
 
     Args:
       operands: in any layout.
 
     Returns:
-      Results in the canonical layout of what each varies over.  A tangent is laid out as its primal; one that
-      varies over more is refused, since the result has no place for it.
+      Results in the canonical layout of what each varies over.  A tangent is laid out as its
+      primal; one that varies over more is refused, since the result has no place for it.
     """
     names = ev.checker.equation(eqn, [v.names for v in operands])
     operands = cast_alike(ev.view, operands)
@@ -52,20 +57,26 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
         outs = evaluate_callable(ev, call.rule, [*primals, *tangents])
         out_primals = itertools.compress(over_names(primals, outs[: len(names)]), inexact)
         out_tangents = itertools.compress(outs[len(names) :], inexact)
-        pairs = [(primal, _tangent_like(ev, primal, t, eqn)) for primal, t in zip(out_primals, out_tangents)]
+        pairs = [
+            (primal, _tangent_like(ev, primal, t, eqn))
+            for primal, t in zip(out_primals, out_tangents)
+        ]
         return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
 
     differentiable = iter(fun(*operands))
     if all(inexact):
         return list(differentiable)
-    # Tangents of integers have no type that fits inside of a typed shard_map (jax 0.10): they stay out of the rule.
+    # Tangents of integers have no type that fits inside of a typed shard_map (jax 0.10): they stay
+    # out of the rule.
     constant = values_of([dataclasses.replace(v, data=lax.stop_gradient(v.data)) for v in operands])
     return [next(differentiable) if smooth else value for value, smooth in zip(constant, inexact)]
 
 
 def _tangent_like(ev, primal, tangent, eqn):
     if tangent is None:
-        return dataclasses.replace(primal, data=SymbolicZero(jax.typeof(primal.data).to_tangent_aval()))
+        return dataclasses.replace(
+            primal, data=SymbolicZero(jax.typeof(primal.data).to_tangent_aval())
+        )
     if not tangent.names <= primal.names:
         raise _tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
     return cast_alike(ev.view, [primal, laid_out(ev.view, tangent, primal.dims, primal.names)])[1]
@@ -78,15 +89,19 @@ def _tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
     )
 
 
-def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """A ``jax.custom_vjp`` function of named values, whose rules are the user's, traced when JAX differentiates.
+def custom_vjp(
+    ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValue], eqn: Any
+) -> list[NamedValue]:
+    """A ``jax.custom_vjp`` function of named values, whose rules are the user's, traced when JAX
+    differentiates.
 
     Args:
       operands: in any layout.
 
     Returns:
-      Results in the canonical layout of what each varies over.  The cotangent of an operand has the operand's layout
-      and names, and is the cotangent of the un-mapped function; ``core/structured/cotangents.py`` says how.
+      Results in the canonical layout of what each varies over.  The cotangent of an operand has the
+      operand's layout and names, and is the cotangent of the un-mapped function;
+      ``core/structured/cotangents.py`` says how.
     """
     names = ev.names_of(call.body, operands)
     run_fwd, run_bwd, layout = call.rules()
@@ -104,19 +119,26 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
         returned = iter(outs[:num_residuals])
         _, _, forwarded = layout()
         residuals = [next(returned) if k is None else primals[k] for k in forwarded]
-        differentiated = {k: None for k, is_perturbed in enumerate(perturbed) if is_perturbed}  # its keys are static
+        differentiated = {
+            k: None for k, is_perturbed in enumerate(perturbed) if is_perturbed
+        }  # its keys are static
         return ev.laid_out(outs[num_residuals:], names), (residuals, differentiated)
 
     def bwd(kept, cotangents):
         residuals, differentiated = kept
         if not call.symbolic_zeros:
-            cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
-        # For no other operands: constants of a branch that not all devices take must not need a sum over devices.
+            cotangents = [
+                dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data))
+                for ct in cotangents
+            ]
+        # For no other operands: constants of a branch that not all devices take must not need a sum
+        # over devices.
         wanted = {k: layouts[k] for k in differentiated}
         cts = cotangents_of_operands(ev, call.body, run_bwd, residuals, cotangents, wanted)
         return tuple(map(cts.get, range(len(layouts))))
 
-    # So JAX tells what is differentiated; a rule refuses to be differentiated for values that it closes over.
+    # So JAX tells what is differentiated; a rule refuses to be differentiated for values that it
+    # closes over.
     fun.defvjp(fwd, bwd, symbolic_zeros=True)
     return fun(*operands)
 
@@ -124,16 +146,24 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 # ---------------------------------------------------------------- batching rules, solvers
 
 
-def custom_vmap(ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """The user's batching rule over local dimensions; the function itself if there are none, or if it calls Python."""
+def custom_vmap(
+    ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any
+) -> list[NamedValue]:
+    """The user's batching rule over local dimensions; the function itself if there are none, or if
+    it calls Python.
+    """
     names = frozenset().union(*(v.names for v in operands))
     if not _jax.has_side_effect(eqn) and (ev.view.local_names(names) or not ev.view.typed):
         return bind_named(ev.view, eqn.primitive, operands, eqn.params)
     return [cast_to(ev.view, out, names) for out in ev.evaluate(call.body, operands)]
 
 
-def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """Rebuild a solve around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
+def linear_solve(
+    ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[NamedValue], eqn: Any
+) -> list[NamedValue]:
+    """Rebuild a solve around the evaluated operator and solvers; unknowns and right-hand sides
+    share all names.
+    """
     names = frozenset().union(*(v.names for v in operands))
     # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
     operands = [cast_to(ev.view, v, names) for v in operands]
@@ -154,15 +184,23 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
         return apply
 
     has_aux = len(solve.solve.out_avals) > len(b)
-    transpose = None if solve.transpose_solve is None else solver(solve.transpose_solve, transpose_consts)
+    transpose = (
+        None if solve.transpose_solve is None else solver(solve.transpose_solve, transpose_consts)
+    )
     b = ev.laid_out(b, [names] * len(b))
     solving = solver(solve.solve, solve_consts)
     symmetric = solve.vecmat is solve.matvec
-    outs = lax.custom_linear_solve(run(solve.matvec, matvec_consts), b, solving, transpose, symmetric, has_aux)
+    outs = lax.custom_linear_solve(
+        run(solve.matvec, matvec_consts), b, solving, transpose, symmetric, has_aux
+    )
     return [*outs[0], *outs[1]] if has_aux else outs
 
 
-def operation(ev: Evaluator, held: _jax.HijaxOperation, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+def operation(
+    ev: Evaluator, held: _jax.HijaxOperation, operands: Sequence[NamedValue], eqn: Any
+) -> list[NamedValue]:
     """An operation that holds functions, and its rule, as those of a ``jax.custom_jvp``."""
-    body = ev.stage(held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
+    body = ev.stage(
+        held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    )
     return custom_jvp(ev, _jax.CustomJvp(body, held.rule, symbolic_zeros=False), operands, eqn)

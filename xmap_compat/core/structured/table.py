@@ -19,7 +19,11 @@ from xmap_compat.core.structured.callbacks import CALLBACKS, call_python
 
 
 def _call(ev: Evaluator, call: _jax.Call, operands, eqn):
-    return ev.evaluate(call.body, operands) if call.name is None else ev.call(call.body, operands, call.name)
+    return (
+        ev.evaluate(call.body, operands)
+        if call.name is None
+        else ev.call(call.body, operands, call.name)
+    )
 
 
 def _checkpoint(ev: Evaluator, call: _jax.Checkpoint, operands, eqn):
@@ -41,13 +45,21 @@ def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
 
 def _sharding_constraint(ev: Evaluator, _: None, operands, eqn):
     """Inside our shard_map each device already holds its part: a constraint has no effect there."""
-    return list(operands) if ev.view.typed else bind_named(ev.view, eqn.primitive, operands, eqn.params)
+    return (
+        list(operands)
+        if ev.view.typed
+        else bind_named(ev.view, eqn.primitive, operands, eqn.params)
+    )
 
 
 def _device_put(ev: Evaluator, _: None, operands, eqn):
     """Treat shardings as constraints; leave other places (a device, a kind of memory) to JAX."""
     shardings = (isinstance(place, jax.sharding.NamedSharding) for place in eqn.params["devices"])
-    return list(operands) if ev.view.typed and any(shardings) else bind_ordinary(ev.view, eqn, operands)
+    return (
+        list(operands)
+        if ev.view.typed and any(shardings)
+        else bind_ordinary(ev.view, eqn, operands)
+    )
 
 
 STRUCTURED: Mapping[Any, Rule] = {

@@ -1,4 +1,6 @@
-"""The adapter to the type checker, ty: which attributes modules and arrays lack; nothing else here knows it."""
+"""The adapter to the type checker, ty: which attributes modules and arrays lack; nothing else here
+knows it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-MISSING = "it needs the type checker ty, which is not installed here: pip install 'xmap-compat[check]'"
+MISSING = (
+    "it needs the type checker ty, which is not installed here: pip install 'xmap-compat[check]'"
+)
 # Its rules that tell of missing attributes, which are on alone, and the parts of their messages.
 _RULES = ("missing-attribute", "missing-union-attribute")
 _OWNER = re.compile(r"(?:<module '|^Module `|^Object of type `)(jax[\w.]*|Array)\b")
@@ -24,7 +28,9 @@ class NoChecker(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Reported:
-    """An attribute that ty does not find; the line and the column of its end count from 1, the latter in characters."""
+    """An attribute that ty does not find; the line and the column of its end count from 1, the
+    latter in characters.
+    """
 
     path: Path
     line: int
@@ -39,7 +45,16 @@ def run(files: Iterable[Path], folder: Path, roots: Iterable[Path]) -> Iterator[
     rules = "".join(f'{rule} = "error"\n' for rule in _RULES)
     settings = f'[rules]\nall = "ignore"\n{rules}[analysis]\nrespect-type-ignore-comments = false\n'
     (folder / "ty.toml").write_text(settings)
-    command: list[str | Path] = [sys.executable, "-m", "ty", "check", "--project", folder, "--python", sys.executable]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "ty",
+        "check",
+        "--project",
+        folder,
+        "--python",
+        sys.executable,
+    ]
     command += [part for root in roots for part in ("--extra-search-path", root)]
     command += ["--output-format", "gitlab", "--no-progress", "--exit-zero", "--", *files]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -48,7 +63,10 @@ def run(files: Iterable[Path], folder: Path, roots: Iterable[Path]) -> Iterator[
     except ValueError:
         raise NoChecker(f"ty failed: {done.stderr.strip()}") from None
     for message in messages:
-        text, end = message["description"].partition(": ")[2], message["location"]["positions"]["end"]
+        text, end = (
+            message["description"].partition(": ")[2],
+            message["location"]["positions"]["end"],
+        )
         owner, attribute = _OWNER.search(text.partition(" in union ")[0]), _ATTRIBUTE.search(text)
         if owner and attribute:
             name = f"{owner[1].replace('Array', 'jax.Array')}.{attribute[1]}"

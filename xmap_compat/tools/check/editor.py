@@ -1,4 +1,6 @@
-"""Rewrites removed names where they stand: today's names, none if nothing uses them, ``install()`` for the rest."""
+"""Rewrites removed names where they stand: today's names, none if nothing uses them, ``install()``
+for the rest.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ MESHES = (f"{table.MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
 # What may take a name away from the axes that a result varies over.
 _REDUCES = re.compile(r"\b(psum|pmean|pmax|pmin|pdot|xeinsum|all_gather|pargmax|pargmin|einsum)\b")
 # Keywords that are more than another name of the same: of pjit and its constraint.
-_SAME_KEYWORDS = {gone.name: gone.now for gone in table.KEYWORDS.values() if gone.now and ".pjit." not in gone.name}
+_SAME_KEYWORDS = {
+    gone.name: gone.now
+    for gone in table.KEYWORDS.values()
+    if gone.now and ".pjit." not in gone.name
+}
 # Where a mesh class is a value: ours is another class than JAX's.
 _COMPARES = re.compile(
     r"\b(isinstance|issubclass|type|__class__|case|register)\b.*\bMesh\b|[{,] *(\w+\.)*Mesh *[]:,}]|: Mesh\): return"
@@ -33,14 +39,17 @@ class Fixed:
     """What fixing some files gives."""
 
     contents: dict[Path, bytes]  # the new contents of the files that need one
-    left: tuple[Finding, ...]  # what it could not mend, each with ``path``, ``line``, ``gone.name``, ``gone.remedy``
+    left: tuple[
+        Finding, ...
+    ]  # what it could not mend, each with ``path``, ``line``, ``gone.name``, ``gone.remedy``
 
 
 def fixed(checked: Checked, install: bool = True, keep: Collection[str] = ()) -> Fixed:
     """New contents of the files that need one.
 
     Args:
-      install: whether a file may call ``install()`` where only that gives a name; if not, the name is in ``left``.
+      install: whether a file may call ``install()`` where only that gives a name; if not, the name
+      is in ``left``.
       keep: dotted removed names that stay as they are.
     """
     contents, left = {}, []
@@ -65,7 +74,9 @@ def _taken(path: Path, programs: Iterable[Program]) -> Iterator[str]:
     stem = re.escape(path.stem)
     for text in {program.text for program in (*programs, *beside) if program.path != path}:
         if path.stem in text:
-            for names in re.findall(rf"(?m)^\s*from\s+[.\w]*\b{stem}\s+import\s+\(?([^\n)]*)", text):
+            for names in re.findall(
+                rf"(?m)^\s*from\s+[.\w]*\b{stem}\s+import\s+\(?([^\n)]*)", text
+            ):
                 yield from re.findall(r"\w+", names)
             yield from re.findall(rf"\b{stem}\.(\w+)", text)
 
@@ -82,11 +93,14 @@ class _File:
         self.edits: list[Edit] = []
         self.left: list[Finding] = []
         self.installed: list[Finding] = []
-        # Only the xmap of install() accepts results that vary over an axis which their out_axes do not name.
+        # Only the xmap of install() accepts results that vary over an axis which their out_axes do
+        # not name.
         undeclared = "axis_resources" in program.text and not _REDUCES.search(program.text)
         self._differs = {f"{table.MAPS}.xmap"} if undeclared else set()
         self._differs |= {*MESHES} if _COMPARES.search(program.text) else set()
-        of_aliases = {finding.node: finding for finding in findings if isinstance(finding.node, ast.alias)}
+        of_aliases = {
+            finding.node: finding for finding in findings if isinstance(finding.node, ast.alias)
+        }
         for finding in findings:
             if finding.node not in of_aliases:
                 self._use(finding)
@@ -96,7 +110,11 @@ class _File:
     def lines(self, install: bool) -> list[str]:
         """The imports that its edits need, and the call of ``install()``."""
         installs = [INSTALL] if self.installed and install else []
-        return [f"import {name}" for name in sorted(self._added) if f"import {name};" not in str(installs)] + installs
+        return [
+            f"import {name}"
+            for name in sorted(self._added)
+            if f"import {name};" not in str(installs)
+        ] + installs
 
     def _leave(self, finding: Finding) -> None:
         """Not rewritten: ``install()`` gives the name, or a hand has to."""
@@ -115,8 +133,15 @@ class _File:
         node, now = finding.node, self._now(finding)
         if isinstance(node, ast.keyword) and finding.gone.name in _SAME_KEYWORDS and node.arg:
             at = node.lineno, node.col_offset
-            self.edits.append(Edit(at, (at[0], at[1] + len(node.arg)), _SAME_KEYWORDS[finding.gone.name]))
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and now and self._attribute(node, now):
+            self.edits.append(
+                Edit(at, (at[0], at[1] + len(node.arg)), _SAME_KEYWORDS[finding.gone.name])
+            )
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Load)
+            and now
+            and self._attribute(node, now)
+        ):
             self._rewritten.add(node)
         else:
             self._leave(finding)
@@ -131,8 +156,14 @@ class _File:
             return True
         if self._names.bound.get(root) and self._names.meaning(root) != root:
             return False
-        needed = module if module.startswith(("jax.extend", "jax.example_libraries", "collections")) else root
-        if not re.search(rf"(?m)^import (.*, *)?{re.escape(needed)}(\.\w+)*\s*(,|;|#|$)", self._text):
+        needed = (
+            module
+            if module.startswith(("jax.extend", "jax.example_libraries", "collections"))
+            else root
+        )
+        if not re.search(
+            rf"(?m)^import (.*, *)?{re.escape(needed)}(\.\w+)*\s*(,|;|#|$)", self._text
+        ):
             self._added.add(needed)
         self.edits.append(replacing(node, now))
         return True
@@ -148,10 +179,16 @@ class _File:
     def _is_used(self, local: str) -> bool:
         """Whether something still reads a name of this file."""
         names = (n for n in self._names.nodes if isinstance(n, ast.Name) and n.id == local)
-        return local in self._exported or any(not isinstance(n.ctx, ast.Store) and self._stays(n) for n in names)
+        return local in self._exported or any(
+            not isinstance(n.ctx, ast.Store) and self._stays(n) for n in names
+        )
 
     def _import(self, statement: Any, findings: dict[ast.alias, Finding]) -> None:
-        home = f"from {statement.module} import " if isinstance(statement, ast.ImportFrom) else "import "
+        home = (
+            f"from {statement.module} import "
+            if isinstance(statement, ast.ImportFrom)
+            else "import "
+        )
         heads: dict[str, list[str]] = defaultdict(list)  # the new statements
         for alias in statement.names:
             finding, local = findings.get(alias), alias.asname or alias.name
@@ -168,10 +205,14 @@ class _File:
                 if finding:
                     self._leave(finding)
             elif used and module and home != "import ":
-                heads[f"from {module} import "].append(last if last == local else f"{last} as {local}")
+                heads[f"from {module} import "].append(
+                    last if last == local else f"{last} as {local}"
+                )
             elif used:
                 heads["import "].append(f"{now} as {local}" if local not in ("", now) else now)
         if heads != {home: [ast.unparse(alias) for alias in statement.names]}:
             self._rewritten.add(statement)
             new = [head + ", ".join(dict.fromkeys(names)) for head, names in heads.items()]
-            self.edits.append(in_place_of(statement, self._names.parents[statement], self._lines, new))
+            self.edits.append(
+                in_place_of(statement, self._names.parents[statement], self._lines, new)
+            )

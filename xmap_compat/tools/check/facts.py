@@ -19,27 +19,35 @@ class NoJax(Exception):
 
 
 def ask(questions: Iterable[str]) -> dict[str, Any]:
-    """JAX's release, as ``jax``, and for PLAIN and INSTALLED the truth of each question, None where that is unknown.
+    """JAX's release, as ``jax``, and for PLAIN and INSTALLED the truth of each question, None where
+    that is unknown.
 
-    A question is an expression about JAX, with its names as ``at('jax.numpy')``, or ``has('jax.tree_map')``,
-    or ``takes('jax.jit', 'static_argnum')``.
+    A question is an expression about JAX, with its names as ``at('jax.numpy')``, or
+    ``has('jax.tree_map')``, or ``takes('jax.jit', 'static_argnum')``.
     """
     home = str(Path(__file__).parents[3])
     program = f"import sys; sys.path.append({home!r}); from xmap_compat.tools.check import facts; facts.answer()"
     # -P: modules must not be found in the program's directory.
     command = [sys.executable, "-P", "-W", "ignore", "-c", program]
-    done = subprocess.run(command, input=json.dumps(sorted(questions)), capture_output=True, text=True)
+    done = subprocess.run(
+        command, input=json.dumps(sorted(questions)), capture_output=True, text=True
+    )
     try:
         return json.loads(done.stdout)
     except ValueError:
         why = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
-        raise NoJax(f"check looks up names in the JAX of this environment, which cannot be imported: {why}") from None
+        raise NoJax(
+            f"check looks up names in the JAX of this environment, which cannot be imported: {why}"
+        ) from None
 
 
 def answer() -> None:
     """What that process does."""
     questions = json.load(sys.stdin)
-    found = {"jax": vars(importlib.import_module("jax"))["__version__"], PLAIN: {q: _value(q) for q in questions}}
+    found = {
+        "jax": vars(importlib.import_module("jax"))["__version__"],
+        PLAIN: {q: _value(q) for q in questions},
+    }
     importlib.import_module("xmap_compat.legacy.restore").install()
     print(json.dumps({**found, INSTALLED: {q: _value(q) for q in questions}}))
 
@@ -63,7 +71,9 @@ def _has(name: str) -> bool:
     except AttributeError:
         home, _, last = name.rpartition(".")
         return hasattr(sys.modules.get(home), last)  # where a function hides the module of its name
-    except ImportError as error:  # a module whose own imports fail is not gone: jax2tf without tensorflow
+    except (
+        ImportError
+    ) as error:  # a module whose own imports fail is not gone: jax2tf without tensorflow
         return not (error.name or "jax").startswith("jax")
     return True
 
@@ -74,5 +84,7 @@ def _takes(function: str, keyword: str) -> bool:
     if not hasattr(called, "__name__"):  # a member of an enum, say
         return True
     parameters = inspect.signature(called).parameters
-    named = keyword in parameters and parameters[keyword].kind is not inspect.Parameter.POSITIONAL_ONLY
+    named = (
+        keyword in parameters and parameters[keyword].kind is not inspect.Parameter.POSITIONAL_ONLY
+    )
     return named or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -1,4 +1,6 @@
-"""What a program uses that JAX removed: what the checker and the texts say, judged by its guards and by this JAX."""
+"""What a program uses that JAX removed: what the checker and the texts say, judged by its guards
+and by this JAX.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Finding:
     gone: table.Gone
     node: Any = None
     dies: bool = True  # whether a program that runs under install() fails there
-    guarded: bool = False  # whether the program is ready for its absence, or does not get there: not reported
+    guarded: bool = (
+        False  # whether the program is ready for its absence, or does not get there: not reported
+    )
     caught: bool = False  # whether a try around it catches its error
 
     def __str__(self) -> str:
@@ -66,13 +70,19 @@ class _Use:
     caught: bool  # whether an error there is caught, and not raised again
 
 
-def check(paths: Sequence[Path], progress: Callable[[list[Program]], Iterable[Program]] = iter) -> Checked:
+def check(
+    paths: Sequence[Path], progress: Callable[[list[Program]], Iterable[Program]] = iter
+) -> Checked:
     """Read the files and folders of ``paths``, and find in them what JAX removed."""
     programs = tuple(read(path) for path in source_files(paths))
     near = _near_jax(programs)
     reported = _reported(near)
-    uses = [(program, list(_Reader(program).uses(reported[program.path]))) for program in progress(near)]
-    questions = {question for _, own in uses for use in own for question in (use.question, *dict(use.tests))}
+    uses = [
+        (program, list(_Reader(program).uses(reported[program.path]))) for program in progress(near)
+    ]
+    questions = {
+        question for _, own in uses for use in own for question in (use.question, *dict(use.tests))
+    }
     answers = facts.ask(questions)
     found = [finding for program, own in uses for finding in _judged(program, own, answers)]
     for program in programs:
@@ -84,12 +94,18 @@ def check(paths: Sequence[Path], progress: Callable[[list[Program]], Iterable[Pr
 
 
 def _near_jax(programs: Iterable[Program]) -> list[Program]:
-    """The programs that may ask JAX for something, also by a name of one that imports it: no others are parsed."""
+    """The programs that may ask JAX for something, also by a name of one that imports it: no others
+    are parsed.
+    """
     own = re.compile(r"\bfrom\s+jax|\bimport\b.*\bjax|__import__|import_module|\bmodules\b")
     near = [program for program in programs if "jax" in program.text and own.search(program.text)]
     stems = {re.escape((p.path.parent if p.path.stem == "__init__" else p.path).stem) for p in near}
-    taken = re.compile(rf"\b({'|'.join(sorted(stems))})(\.|\s+import\b.*)(\b(jax|jnp|lax|maps|np)\b|\*)")
-    return [program for program in programs if program in near or (near and taken.search(program.text))]
+    taken = re.compile(
+        rf"\b({'|'.join(sorted(stems))})(\.|\s+import\b.*)(\b(jax|jnp|lax|maps|np)\b|\*)"
+    )
+    return [
+        program for program in programs if program in near or (near and taken.search(program.text))
+    ]
 
 
 def _reported(programs: Iterable[Program]) -> dict[Path, list[Reported]]:
@@ -100,7 +116,9 @@ def _reported(programs: Iterable[Program]) -> dict[Path, list[Reported]]:
         for number, program in enumerate(programs):
             path = program.path.resolve()
             # Where its own modules are imported from: the first folder above it that is no package.
-            roots.append(next(above for above in path.parents if not (above / "__init__.py").exists()))
+            roots.append(
+                next(above for above in path.parents if not (above / "__init__.py").exists())
+            )
             if path.suffix != ".py":
                 path = folder / f"notebook{number}.py"
                 path.write_text(program.text, encoding="utf-8")
@@ -120,13 +138,26 @@ class _Reader:
     def uses(self, reported: Iterable[Reported]) -> Iterator[_Use]:
         attributes = [node for node in self._names.nodes if isinstance(node, ast.Attribute)]
         stored = [node for node in attributes if not isinstance(node.ctx, ast.Load)]
-        calls = [n for n in self._names.nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == "setattr"]
-        own = {self._names.dotted(node) for node in (*stored, *calls)}  # what the program itself puts into JAX
+        calls = [
+            n
+            for n in self._names.nodes
+            if isinstance(n, ast.Call) and ast.unparse(n.func) == "setattr"
+        ]
+        own = {
+            self._names.dotted(node) for node in (*stored, *calls)
+        }  # what the program itself puts into JAX
         by_end = {(node.end_lineno, node.end_col_offset): node for node in attributes}
-        ends = {report: len(self._lines[report.line - 1][: report.column - 1].encode()) for report in reported}
+        ends = {
+            report: len(self._lines[report.line - 1][: report.column - 1].encode())
+            for report in reported
+        }
         found = [(by_end.get((r.line, end)), r.name, "") for r, end in ends.items()]
         for node, name, question in (*found, *self._names.asked(), *self._refusals()):
-            if node and name not in own and (name in table.ARRAY or not name.startswith("jax.Array.")):
+            if (
+                node
+                and name not in own
+                and (name in table.ARRAY or not name.startswith("jax.Array."))
+            ):
                 yield self._use(node, name, question or f"has({name!r})")
 
     def _refusals(self) -> Iterator[tuple[ast.AST, str, str]]:
@@ -134,7 +165,11 @@ class _Reader:
         for node in self._names.nodes:
             if isinstance(node, (ast.Raise, ast.Assert)):
                 tests = guards.place(self._names, node, Exception)[0]
-                tests += guards.questions(self._names, node.test, False) if isinstance(node, ast.Assert) else ()
+                tests += (
+                    guards.questions(self._names, node.test, False)
+                    if isinstance(node, ast.Assert)
+                    else ()
+                )
                 failing = " ".join(test for test, holds in tests if not holds)
                 for owner, name in re.findall(r"hasattr\(at\('(jax[\w.]*)'\), '(\w+)'\)", failing):
                     yield node, f"{owner}.{name}", ""
@@ -143,16 +178,26 @@ class _Reader:
         line, column, parent = node.lineno, node.col_offset, self._names.parents.get(node)
         error: type[Exception] = AttributeError
         if isinstance(node, ast.Attribute):  # where its name stands
-            line, column = node.end_lineno or 0, (node.end_col_offset or 0) - len(node.attr.encode())
+            line, column = (
+                node.end_lineno or 0,
+                (node.end_col_offset or 0) - len(node.attr.encode()),
+            )
         elif "(" in name:
             error = TypeError
         elif isinstance(parent, ast.ImportFrom) and parent.module not in table.MODULES:
             error = ImportError
-        elif isinstance(node, (ast.alias, ast.ImportFrom)) or "import" in ast.unparse(getattr(node, "func", node)):
+        elif isinstance(node, (ast.alias, ast.ImportFrom)) or "import" in ast.unparse(
+            getattr(node, "func", node)
+        ):
             error = ModuleNotFoundError
-        used = "(" in name or node in (getattr(parent, "func", None), getattr(parent, "value", None))
+        used = "(" in name or node in (
+            getattr(parent, "func", None),
+            getattr(parent, "value", None),
+        )
         column = len(self._lines[line - 1].encode()[:column].decode(errors="replace")) + 1
-        return _Use(node, name, question, used, (line, column), *guards.place(self._names, node, error))
+        return _Use(
+            node, name, question, used, (line, column), *guards.place(self._names, node, error)
+        )
 
 
 def _judged(program: Program, uses: Iterable[_Use], answers: dict[str, Any]) -> Iterator[Finding]:
@@ -162,12 +207,16 @@ def _judged(program: Program, uses: Iterable[_Use], answers: dict[str, Any]) -> 
     for use in sorted({(use.at, use.name): use for use in uses}.values(), key=lambda use: use.at):
         gone, owner = _gone(use, answers), use.name.rpartition(".")[0]
         lacking |= {use.name} if gone else set()
-        part = isinstance(use.node, ast.Attribute) and owner in lacking and owner not in table.MODULES
+        part = (
+            isinstance(use.node, ast.Attribute) and owner in lacking and owner not in table.MODULES
+        )
         if gone is not None and not part:
             fails = {}
             for mode in (PLAIN, INSTALLED):
                 fails[mode] = _fails(use, gone, mode, answers[mode], failed)
-                failed |= {(node, mode) for node, part in use.tries if part == "body" and fails[mode]}
+                failed |= {
+                    (node, mode) for node, part in use.tries if part == "body" and fails[mode]
+                }
             reported, dies = (fails[mode] and not use.caught for mode in (PLAIN, INSTALLED))
             place = (program.path, *program.where(use.at[0]), use.at[1])
             yield Finding(*place, gone, use.node, dies, not (reported or dies), use.caught)
@@ -183,17 +232,26 @@ def _gone(use: _Use, answers: dict[str, Any]) -> table.Gone | None:
     return known or table.unknown(use.name, answers["jax"])
 
 
-def _fails(use: _Use, gone: table.Gone, mode: str, answers: dict[str, bool | None], failed: set) -> bool:
+def _fails(
+    use: _Use, gone: table.Gone, mode: str, answers: dict[str, bool | None], failed: set
+) -> bool:
     """Whether an error is raised there, in plain Python or under ``install()``."""
-    if mode == INSTALLED and (gone.kind == table.RESTORED or (gone.kind == table.REFUSED and not use.used)):
+    if mode == INSTALLED and (
+        gone.kind == table.RESTORED or (gone.kind == table.REFUSED and not use.used)
+    ):
         return False
     reached = all(answers[test] in (None, holds) for test, holds in use.tests)
     for node, part in use.tries:
         has_failed = (node, mode) in failed
-        reached &= not has_failed if part != "handler" else has_failed or not _only_imports_jax(node)
+        reached &= (
+            not has_failed if part != "handler" else has_failed or not _only_imports_jax(node)
+        )
     return reached
 
 
 def _only_imports_jax(node: ast.Try) -> bool:
     """Whether the body of a ``try`` fails only if JAX lacks a name."""
-    return all(re.match(r"(from|import) jax\b|\w+ = \w+$", ast.unparse(statement)) for statement in node.body)
+    return all(
+        re.match(r"(from|import) jax\b|\w+ = \w+$", ast.unparse(statement))
+        for statement in node.body
+    )

@@ -1,4 +1,6 @@
-"""Under which tests, and within which ``try``, a place of a program stands: is it reached, is its error caught."""
+"""Under which tests, and within which ``try``, a place of a program stands: is it reached, is its
+error caught.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,12 @@ Test = tuple[str, bool]  # a question to ``facts``, and its answer where a place
 Part = tuple[ast.Try, str]  # a try, and where in it: body, else, handler
 
 
-def place(names: Names, node: ast.AST, error: type[Exception]) -> tuple[list[Test], list[Part], bool]:
-    """The tests on the way to a node, the parts of ``try`` around it, and whether such an error is caught there."""
+def place(
+    names: Names, node: ast.AST, error: type[Exception]
+) -> tuple[list[Test], list[Part], bool]:
+    """The tests on the way to a node, the parts of ``try`` around it, and whether such an error is
+    caught there.
+    """
     tests: list[Test] = []
     tries: list[Part] = []
     caught = in_function = False
@@ -56,10 +62,18 @@ def questions(names: Names, test: ast.expr, holds: bool) -> Iterator[Test]:
 def _tests(child: Any, parent: Any) -> Iterator[tuple[ast.expr, bool]]:
     """The tests that hold, or do not, where the parent reaches this child."""
     if isinstance(parent, (ast.If, ast.IfExp, ast.While)) and child is not parent.test:
-        yield parent.test, child in (parent.body if isinstance(parent.body, list) else [parent.body])
+        yield (
+            parent.test,
+            child in (parent.body if isinstance(parent.body, list) else [parent.body]),
+        )
     elif isinstance(parent, ast.BoolOp):
-        yield from ((value, isinstance(parent.op, ast.And)) for value in parent.values[: parent.values.index(child)])
-    block = next((b for _, b in ast.iter_fields(parent) if isinstance(b, list) and child in b), [child])
+        yield from (
+            (value, isinstance(parent.op, ast.And))
+            for value in parent.values[: parent.values.index(child)]
+        )
+    block = next(
+        (b for _, b in ast.iter_fields(parent) if isinstance(b, list) and child in b), [child]
+    )
     for before in block[: block.index(child)]:
         if isinstance(before, ast.If) and isinstance(before.body[-1], _ENDS):
             yield before.test, False
@@ -67,7 +81,9 @@ def _tests(child: Any, parent: Any) -> Iterator[tuple[ast.expr, bool]]:
 
 def _ends_well(last: ast.stmt) -> bool:
     """Whether a handler that ends so neither raises nor leaves the program."""
-    return isinstance(last, (ast.FunctionDef, ast.Try)) or not re.search(r"\b(raise|exit|quit)\b", ast.unparse(last))
+    return isinstance(last, (ast.FunctionDef, ast.Try)) or not re.search(
+        r"\b(raise|exit|quit)\b", ast.unparse(last)
+    )
 
 
 def _catches(caught: ast.expr | None, error: type[Exception]) -> bool:

@@ -1,4 +1,6 @@
-"""``check --report``: runs a program under ``install()``, and lists each removed name that it looked up, and where."""
+"""``check --report``: runs a program under ``install()``, and lists each removed name that it
+looked up, and where.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 _OWN = str(Path(__file__).parents[2])
 _INSTALLED = ("site-packages", "dist-packages")
 _GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.vjp")
-_EXACT = "exact through an xmapped function; legacy's was larger by the size of an axis for each psum"
+_EXACT = (
+    "exact through an xmapped function; legacy's was larger by the size of an axis for each psum"
+)
 
 
 class _Lookups:
@@ -57,16 +61,30 @@ class _Lookups:
 
     def _note(self, name: str, frame: types.FrameType) -> None:
         file = frame.f_code.co_filename
-        if not file.startswith((_OWN, "<frozen")) and frame.f_globals.get("__name__", "").split(".")[0] != "jax":
+        if (
+            not file.startswith((_OWN, "<frozen"))
+            and frame.f_globals.get("__name__", "").split(".")[0] != "jax"
+        ):
             self.counts[file, frame.f_lineno, name] += 1
 
-    def _warned(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+    def _warned(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        *rest: Any,
+    ) -> None:
         if "xmap" in str(message):  # an undeclared output, an unused resource
             self.counts[filename, lineno, str(message).splitlines()[0]] += 1
         self._shown_by_python(message, category, filename, lineno, *rest)
 
     def lines(self) -> list[str]:
-        sections: dict[str, list[str]] = {"": [], "in installed packages:": [], "what differs from legacy:": []}
+        sections: dict[str, list[str]] = {
+            "": [],
+            "in installed packages:": [],
+            "what differs from legacy:": [],
+        }
         for (file, line, name), count in sorted(self.counts.items()):
             gone = table.known(name)
             where, times = self._where(file, line), f" ({count} lookups)" * (count > 1)
@@ -80,7 +98,9 @@ class _Lookups:
         count = len(sections[""])
         looked = f"{count} places looked up names" if count else "the program looked up no name"
         shown = [f"xmap_compat check: {looked} that JAX removed", *sections.pop("")]
-        return shown + [line for head, lines in sections.items() if lines for line in ("", head, *lines)]
+        return shown + [
+            line for head, lines in sections.items() if lines for line in ("", head, *lines)
+        ]
 
     def _where(self, file: str, line: int) -> str:
         if self._notebook is not None and file == str(self._notebook.path):
@@ -89,7 +109,9 @@ class _Lookups:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run ``SCRIPT [ARGS...]``, ``-m MODULE [ARGS...]`` or a notebook; the exit code and errors are the program's."""
+    """Run ``SCRIPT [ARGS...]``, ``-m MODULE [ARGS...]`` or a notebook; the exit code and errors are
+    the program's.
+    """
     notebook = read(Path(args[0])) if args[0].endswith(NOTEBOOK) else None
     lookups = _Lookups(notebook)
     import_hook.install_with_jax(lookups.watch)

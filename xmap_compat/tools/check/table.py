@@ -7,7 +7,8 @@ import dataclasses
 from xmap_compat.legacy import removed
 from xmap_compat.legacy.not_restored import why_not_restored
 
-# RESTORED: as it was under install(); REFUSED: imports under install(), and raises at use; GONE: not there at all.
+# RESTORED: as it was under install(); REFUSED: imports under install(), and raises at use; GONE:
+# not there at all.
 RESTORED, REFUSED, GONE, ERROR = "restored", "refused", "gone", "error"
 MAPS = "jax.experimental.maps"
 INSTALL = "run it under xmap_compat.install()"
@@ -40,7 +41,9 @@ def _of_row(name: str, kind: str, now: str, until: str = "") -> Gone:
     if kind == removed.REFUSED:
         return Gone(name, REFUSED, f"write {now}", until)
     same = now if kind != removed.ADAPTER or now.isidentifier() else ""
-    return Gone(name, RESTORED, now if now == INSTALL else f"write {now}, or {INSTALL}", until, same)
+    return Gone(
+        name, RESTORED, now if now == INSTALL else f"write {now}, or {INSTALL}", until, same
+    )
 
 
 def release(text: str) -> tuple[int, ...]:
@@ -48,11 +51,15 @@ def release(text: str) -> tuple[int, ...]:
 
 
 NAMES = {row.name: _of_row(row.name, row.kind, row.now, row.until) for row in removed.TABLE}
-NAMES |= {name: _of_row(name, kind, now, until) for name, _, until, kind, now in removed.read(_OF_XMAP)}
+NAMES |= {
+    name: _of_row(name, kind, now, until) for name, _, until, kind, now in removed.read(_OF_XMAP)
+}
 MOVED = {row.name: row.now for row in removed.TABLE if row.kind == removed.MODULE}
 MODULES = {}
 for _module in (MAPS, *sorted(removed.GONE_MODULES)):
-    _until = max((gone.until for gone in NAMES.values() if gone.name.startswith(f"{_module}.")), key=release)
+    _until = max(
+        (gone.until for gone in NAMES.values() if gone.name.startswith(f"{_module}.")), key=release
+    )
     MODULES[_module] = Gone(_module, RESTORED, INSTALL, _until)
 KEYWORDS = {
     (row.function, row.keyword): _of_row(
@@ -66,7 +73,10 @@ _ARRAY = {
     "to_py": "numpy.asarray(x)",
     "copy_to_device": "jax.device_put(x, device)",
 }
-ARRAY = {f"jax.Array.{name}": Gone(f"jax.Array.{name}", GONE, f"write {now}") for name, now in _ARRAY.items()}
+ARRAY = {
+    f"jax.Array.{name}": Gone(f"jax.Array.{name}", GONE, f"write {now}")
+    for name, now in _ARRAY.items()
+}
 ALL = {gone.name: gone for known in (NAMES, MODULES, KEYWORDS, ARRAY) for gone in known.values()}
 
 

@@ -1,8 +1,9 @@
-"""Collectives that JAX lacks, or does otherwise than xmap: functions that an edited program has beside ``mapped``.
+"""Collectives that JAX lacks, or does otherwise than xmap: functions that an edited program has
+beside ``mapped``.
 
-Each is copied as it stands here, with what it needs of the others.  Their axes are axes of the mesh and of
-``jax.vmap``, in the order in which they count elements, the major one first.  A device holds a slot for each element
-along the latter.
+Each is copied as it stands here, with what it needs of the others.  Their axes are axes of the mesh
+and of ``jax.vmap``, in the order in which they count elements, the major one first.  A device holds
+a slot for each element along the latter.
 """
 
 import functools
@@ -16,23 +17,36 @@ from xmap_compat.tools.leave.mapped import AXES, is_bound
 
 
 def axes_of(names):
-    """What executes a named axis, or several of them; a position stays, and None, which stands for all of them."""
+    """What executes a named axis, or several of them; a position stays, and None, which stands for
+    all of them.
+    """
     if names is None or isinstance(names, int):
         return names
     names = names if isinstance(names, (tuple, list)) else (names,)
-    across = jax.sharding.get_abstract_mesh().axis_names  # of such a name, the axis of the mesh is only a part
-    unbound = {name: AXES[name][0] if name in AXES and name in across else (name,) for name in names}
-    return tuple(axis for name in names for axis in next(filter(is_bound, AXES.get(name, ())), unbound[name]))
+    across = (
+        jax.sharding.get_abstract_mesh().axis_names
+    )  # of such a name, the axis of the mesh is only a part
+    unbound = {
+        name: AXES[name][0] if name in AXES and name in across else (name,) for name in names
+    }
+    return tuple(
+        axis for name in names for axis in next(filter(is_bound, AXES.get(name, ())), unbound[name])
+    )
 
 
 def _split_axes(axes):
     """The axes of the mesh, in its order, and those of jax.vmap."""
-    axes, across = axes if isinstance(axes, tuple) else (axes,), jax.sharding.get_abstract_mesh().axis_names
+    axes, across = (
+        axes if isinstance(axes, tuple) else (axes,),
+        jax.sharding.get_abstract_mesh().axis_names,
+    )
     return tuple(a for a in across if a in axes), tuple(a for a in axes if a not in across)
 
 
 def _with_all(x, local):
-    """An array with a dimension for each axis of jax.vmap: gathering over one moves a dimension and nothing else."""
+    """An array with a dimension for each axis of jax.vmap: gathering over one moves a dimension and
+    nothing else.
+    """
     for name in reversed(local):
         x = lax.all_gather(x, name)
     return x
@@ -44,7 +58,9 @@ def _slots(x, local):
 
 
 def _by_place(x, axes, back=False):
-    """The first dimension, in which parts count elements, so that they count devices and the slots on each; or back."""
+    """The first dimension, in which parts count elements, so that they count devices and the slots
+    on each; or back.
+    """
     axes = axes if isinstance(axes, tuple) else (axes,)
     places = sum(_split_axes(axes), ())
     axes, order = (places, axes) if back else (axes, places)
@@ -111,7 +127,9 @@ def ppermute(x, axis_name, perm):
     rounds: dict = {}
     for source, target in perm:
         (device, slot), (other, place) = places[source], places[target]
-        rows = rounds.setdefault((rank[other] - rank[device]) % devices, [[] for _ in range(devices)])
+        rows = rounds.setdefault(
+            (rank[other] - rank[device]) % devices, [[] for _ in range(devices)]
+        )
         rows[device].append((slot, place))
 
     def moved(x):
@@ -124,21 +142,35 @@ def ppermute(x, axis_name, perm):
             senders = order[(rank - distance) % devices]
             sent = block[jnp.array(table[..., 0])[here]]
             if distance:
-                sent = lax.ppermute(sent, across, [(k, to) for to, k in enumerate(senders.tolist()) if rows[k]])
+                sent = lax.ppermute(
+                    sent, across, [(k, to) for to, k in enumerate(senders.tolist()) if rows[k]]
+                )
             result = result.at[jnp.array(table[senders, :, 1])[here]].set(sent, mode="drop")
         return result[lax.axis_index(local)]
 
     return jax.tree.map(moved, x)
 
 
-def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=None, preferred_element_type=None):
-    """Contract two arrays over axes and positions (see lax.dot_general): one dot, and one sum over the mesh."""
+def pdot(
+    x,
+    y,
+    axis_name,
+    pos_contract=((), ()),
+    pos_batch=((), ()),
+    precision=None,
+    preferred_element_type=None,
+):
+    """Contract two arrays over axes and positions (see lax.dot_general): one dot, and one sum over
+    the mesh.
+    """
     across, local = _split_axes(axis_name)
     x, y = jnp.asarray(x), jnp.asarray(y)
     if preferred_element_type is None:
         x, y = x.astype(jnp.result_type(x, y)), y.astype(jnp.result_type(x, y))
     n = len(local)
-    contract = [(*range(n), *(d % z.ndim + n for d in dims)) for dims, z in zip(pos_contract, (x, y))]
+    contract = [
+        (*range(n), *(d % z.ndim + n for d in dims)) for dims, z in zip(pos_contract, (x, y))
+    ]
     batch = [[d % z.ndim + n for d in dims] for dims, z in zip(pos_batch, (x, y))]
     x, y = _with_all(x, local), _with_all(y, local)
     product = lax.dot_general(x, y, (contract, batch), precision, preferred_element_type)
@@ -147,12 +179,17 @@ def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=N
 
 def _split_positions(x, axes):
     """The positions among axes, and the rest; None stands for all dimensions of an array."""
-    axes = tuple(range(jnp.ndim(x))) if axes is None else axes if isinstance(axes, tuple) else (axes,)
-    return tuple(a for a in axes if isinstance(a, int)), tuple(a for a in axes if not isinstance(a, int))
+    axes = (
+        tuple(range(jnp.ndim(x))) if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    )
+    return tuple(a for a in axes if isinstance(a, int)), tuple(
+        a for a in axes if not isinstance(a, int)
+    )
 
 
 def _reduced(x, axes, over=(jnp.sum, lax.psum)):
-    """The sum over positions and axes, or another reduction; positions stay as dimensions of one element.
+    """The sum over positions and axes, or another reduction; positions stay as dimensions of one
+    element.
 
     Numbers of 16 bits are added in float32, as jax.numpy does.
     """
@@ -168,11 +205,15 @@ def _top_over(x, axes):
 
 
 def max_over(x, axes, *, over=(jnp.max, lax.pmax)):
-    """The maximum over axes and positions, with a derivative, which lax.pmax does not have: ties share it."""
+    """The maximum over axes and positions, with a derivative, which lax.pmax does not have: ties
+    share it.
+    """
 
     @jax.custom_jvp
     def extremum(x):
-        is_nan = _reduced(jnp.isnan(x).astype(x.dtype), axes) > 0  # of several devices, XLA may lose it
+        is_nan = (
+            _reduced(jnp.isnan(x).astype(x.dtype), axes) > 0
+        )  # of several devices, XLA may lose it
         return jnp.where(is_nan, jnp.nan, _reduced(x, axes, over))
 
     @extremum.defjvp
@@ -183,14 +224,20 @@ def max_over(x, axes, *, over=(jnp.max, lax.pmax)):
         return found, _reduced(ties * dx, axes) / _reduced(ties, axes)
 
     def one(x):
-        found = extremum(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else _reduced(x, axes, over)
+        found = (
+            extremum(x)
+            if jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+            else _reduced(x, axes, over)
+        )
         return found.squeeze(_split_positions(x, axes)[0])
 
     return jax.tree.map(one, x)
 
 
 def min_over(x, axes):
-    """The minimum over axes and positions, with a derivative, which lax.pmin does not have: ties share it."""
+    """The minimum over axes and positions, with a derivative, which lax.pmin does not have: ties
+    share it.
+    """
     return max_over(x, axes, over=(jnp.min, lax.pmin))
 
 

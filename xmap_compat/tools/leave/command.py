@@ -1,4 +1,6 @@
-"""``python -m xmap_compat leave``: run a program twice in copies of its folders, and print or write its patch."""
+"""``python -m xmap_compat leave``: run a program twice in copies of its folders, and print or write
+its patch.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +38,39 @@ HOME = str(Path(__file__).resolve().parents[3])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--write", action="store_true", help="write the edits into the files of the program")
-    parser.add_argument("--unverified", action="store_true", help="edit also what this run does not verify")
-    parser.add_argument("--diff", metavar="FILE", default="", help="save the edits as a patch for `git apply`")
-    parser.add_argument("--recipe", action="store_true", help="print what to write by hand, for each xmap")
-    parser.add_argument("--calls", metavar="N", type=int, default=3, help="record the first N calls of each kind (3)")
+    parser.add_argument(
+        "--write", action="store_true", help="write the edits into the files of the program"
+    )
+    parser.add_argument(
+        "--unverified", action="store_true", help="edit also what this run does not verify"
+    )
+    parser.add_argument(
+        "--diff", metavar="FILE", default="", help="save the edits as a patch for `git apply`"
+    )
+    parser.add_argument(
+        "--recipe", action="store_true", help="print what to write by hand, for each xmap"
+    )
+    parser.add_argument(
+        "--calls",
+        metavar="N",
+        type=int,
+        default=3,
+        help="record the first N calls of each kind (3)",
+    )
     words = "end each run after so many seconds"
     parser.add_argument("--stop-after", metavar="SECONDS", type=int, default=0, help=words)
-    parser.add_argument("--memory", metavar="MB", type=int, default=1024, help="record at most so much data (1024)")
+    parser.add_argument(
+        "--memory", metavar="MB", type=int, default=1024, help="record at most so much data (1024)"
+    )
     words = "write files although git has changes of them that are not committed"
     parser.add_argument("--force", action="store_true", help=words)
     add_program(parser, "SCRIPT [ARGS...], or NOTEBOOK.ipynb; it runs in copies of its folders")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Returns the exit code: 0 if each construction is verified, 1 if not, 2 if there is nothing to patch."""
+    """Returns the exit code: 0 if each construction is verified, 1 if not, 2 if there is nothing to
+    patch.
+    """
     try:
         _check(options)
         with tempfile.TemporaryDirectory(prefix="leave-") as scratch:
@@ -116,15 +136,23 @@ class Leaving:
         return report.Report(self.options, found, seen, kept, changes, left, self.scratch).print()
 
     def learn(self, found: Edited, problems: Mapping[int, str]) -> None:
-        """Leave out what differs in the next round; what differs in numbers, when its noise is known."""
+        """Leave out what differs in the next round; what differs in numbers, when its noise is
+        known.
+        """
         keys = {c.number: c.key for c in found.constructions}
-        asked = [keys[n] for n, why in problems.items() if "largest element" in why and keys[n] not in self.noise]
+        asked = [
+            keys[n]
+            for n, why in problems.items()
+            if "largest element" in why and keys[n] not in self.noise
+        ]
         self.noise += asked
         if not asked:
             self.refused |= {keys[n]: why for n, why in problems.items()}
 
     def kept(self, found: Edited) -> list[Construction]:
-        """The constructions that are patched: the verified ones, and those that share edited functions with them."""
+        """The constructions that are patched: the verified ones, and those that share edited
+        functions with them.
+        """
         able = [c for c in found.constructions if c.change and not c.refused]
         kept = able if self.options.unverified else [c for c in able if report.is_verified(c)]
         count = -1
@@ -139,18 +167,30 @@ class Leaving:
         """Record the program, and make its edits without the constructions that have differed."""
         begun = time.monotonic()
         spec = self.prepared("first", self.options.stop_after)
-        spec |= {"refused": [*self.refused.items()], "noise": self.noise, "calls": self.options.calls}
+        spec |= {
+            "refused": [*self.refused.items()],
+            "noise": self.noise,
+            "calls": self.options.calls,
+        }
         spec["bytes"], self.folders = self.options.memory << 20, spec["folders"]
         print(messages.FIRST_PRINTS, file=sys.stderr, flush=True)
         self.code = self.execute(spec, "recording the program with xmap", "recording", None)
         print("---", file=sys.stderr)
         self.seconds = time.monotonic() - begun
-        found = pickle.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else None
+        found = (
+            pickle.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else None
+        )
         if found is None or not any(c.calls for c in found.constructions):
-            how = f"with {found.ended.split(':')[0] or 'no error'}" if found else ""  # the error is shown above
+            how = (
+                f"with {found.ended.split(':')[0] or 'no error'}" if found else ""
+            )  # the error is shown above
             how = how or f"its process with exit code {self.code}"
             when = messages.BEFORE_ITS_FIRST_CALL if self.code else messages.CALLED_NONE
-            raise Refused(messages.NO_CALL.format(name=self.program[self.program[0] == "-m"], how=how, when=when))
+            raise Refused(
+                messages.NO_CALL.format(
+                    name=self.program[self.program[0] == "-m"], how=how, when=when
+                )
+            )
         return found, spec["records"]
 
     def second_run(self, found: Edited, records: str, patched: list[Construction]) -> _Seen:
@@ -161,10 +201,15 @@ class Leaving:
         changes, left = self.changes(found, patched, probed=True)
         self.put(spec, changes, bool(left) or len(patched) < len(found.constructions))
         limit = max(120.0, 10 * self.seconds)
-        code = self.execute(spec, f"comparing the edited program, for at most {limit:.0f} s", "verifying", limit)
+        code = self.execute(
+            spec, f"comparing the edited program, for at most {limit:.0f} s", "verifying", limit
+        )
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
         reached = seen.get("reached", ())
-        problems = {int(n): messages.FOUND_TO_DIFFER.format(text) for n, text in seen.get("problems", {}).items()}
+        problems = {
+            int(n): messages.FOUND_TO_DIFFER.format(text)
+            for n, text in seen.get("problems", {}).items()
+        }
         if not seen.get("whole") and seen.get("comparing", -1) >= 0:
             problems.setdefault(seen["comparing"], messages.DIES.format(seconds=limit))
         if problems:
@@ -185,7 +230,9 @@ class Leaving:
         same = len({(words.partition(":")[0], k) for words, k in both}) == 1
         if seen.get("whole") and (same or "stopped" in (both[0][0], found.ended)):
             return ""
-        ends = (words.rstrip(".") or (f"exit code {k}" if k else messages.NO_ERROR) for words, k in both)
+        ends = (
+            words.rstrip(".") or (f"exit code {k}" if k else messages.NO_ERROR) for words, k in both
+        )
         return messages.ENDED.format(*ends)
 
     def checked(self, found: Edited, changes: patch.Changes, some_stay: bool) -> patch.Changes:
@@ -194,13 +241,21 @@ class Leaving:
             return changes
         for path, (_, after) in changes.items():
             try:
-                compile(python_of(after, path), path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+                compile(
+                    python_of(after, path),
+                    path,
+                    "exec",
+                    ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+                    dont_inherit=True,
+                )
             except SyntaxError as error:
                 raise Refused(messages.DOES_NOT_COMPILE.format(path=path, error=error)) from None
         spec = self.prepared("third", int(self.seconds) + 60 if found.ended == "stopped" else 0)
         spec |= {"patched": [], "stopped": False}
         self.put(spec, changes, some_stay)
-        code = self.execute(spec, "running the patched program", "verifying", max(120.0, 10 * self.seconds))
+        code = self.execute(
+            spec, "running the patched program", "verifying", max(120.0, 10 * self.seconds)
+        )
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
         if why := self.otherwise(found, seen, code):
             self.show(spec, "the patched program")
@@ -222,8 +277,15 @@ class Leaving:
         tree, beside = os.path.join(here, "tree"), os.path.dirname(self.script)
         folders = patch.mirror([self.cwd, *filter(None, [beside])], tree)
         spec: dict[str, Any] = {"tree": tree + os.sep, "folders": folders, "program": self.program}
-        spec |= {name: os.path.join(here, name) for name in ("records", "result", "log", "spec", "status")}
-        spec |= {"cwd": moved(folders, self.cwd), "beside": moved(folders, beside or self.cwd), "seconds": seconds}
+        spec |= {
+            name: os.path.join(here, name)
+            for name in ("records", "result", "log", "spec", "status")
+        }
+        spec |= {
+            "cwd": moved(folders, self.cwd),
+            "beside": moved(folders, beside or self.cwd),
+            "seconds": seconds,
+        }
         if self.script:
             copy, inside = moved(folders, self.script), os.path.join(spec["cwd"], "")
             spec["program"] = [copy.removeprefix(inside), *self.program[1:]]
@@ -233,11 +295,17 @@ class Leaving:
         return spec
 
     def execute(self, spec: dict[str, Any], what: str, module: str, limit: float | None) -> int:
-        """Run a module in a process, whose task is told; the output of the edited program is kept apart."""
+        """Run a module in a process, whose task is told; the output of the edited program is kept
+        apart.
+        """
         with open(spec["spec"], "w", encoding="utf-8") as file:
             json.dump(spec, file)
         path = os.pathsep.join(filter(None, [HOME, os.environ.get("PYTHONPATH")]))
-        options: dict[str, Any] = {"cwd": spec["cwd"], "env": {**os.environ, "PYTHONPATH": path}, "timeout": limit}
+        options: dict[str, Any] = {
+            "cwd": spec["cwd"],
+            "env": {**os.environ, "PYTHONPATH": path},
+            "timeout": limit,
+        }
         command = [sys.executable, "-c", _ENTRY.format(module), spec["spec"]]
         with open(spec["log"], "wb") as log, report.progress(what, spec["status"]):
             options |= {"stdout": 2} if limit is None else {"stdout": log, "stderr": log}
@@ -285,7 +353,12 @@ class Leaving:
         module = os.path.basename(found.helper_file).removesuffix(".py")
         others = others_that_need(list(here.values()), self.cwd)
         new, left = edited_files(contents, edits, module, entered, found.keeps_meshes, bool(others))
-        changes = {path.removesuffix(".py") if path not in here.values() else path: data for path, data in new.items()}
-        result: dict[str, tuple[bytes | None, bytes]] = {p: (patch.contents(p), data) for p, data in changes.items()}
+        changes = {
+            path.removesuffix(".py") if path not in here.values() else path: data
+            for path, data in new.items()
+        }
+        result: dict[str, tuple[bytes | None, bytes]] = {
+            p: (patch.contents(p), data) for p, data in changes.items()
+        }
         result[moved(users, found.helper_file)] = None, found.helpers.encode()
         return result, [*left, *map(os.path.basename, others)]

@@ -1,4 +1,6 @@
-"""What the runs and the driver, which does not import JAX, know of a program: its calls of xmap, and their edits."""
+"""What the runs and the driver, which does not import JAX, know of a program: its calls of xmap,
+and their edits.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,15 @@ from typing import Any, NamedTuple
 
 Spot = tuple[int, int]  # a line, from 1, and a column in bytes
 Place = tuple[str, int, int]  # a file, a line and a column
-# Where a `with` entered a mesh: file, line and column of the statement, and which of its items; from Python 3.13 on,
-# line and column of the item, and 0.
+# Where a `with` entered a mesh: file, line and column of the statement, and which of its items;
+# from Python 3.13 on, line and column of the item, and 0.
 Entered = tuple[str, int, int, int]
 
 
 class Change(NamedTuple):
-    """A replacement in a file, from one spot to another.  Its text may hold placeholders (see ``text.plain``)."""
+    """A replacement in a file, from one spot to another.  Its text may hold placeholders (see
+    ``text.plain``).
+    """
 
     file: str
     start: Spot
@@ -33,8 +37,10 @@ class Construction:
       functions: the xmapped functions that it made, one for each declaration.
       placed, given: its traced calls with their placements, and their arguments without the arrays.
       inside: the numbers of the constructions in whose bodies it was called.
-      reached, calls, recorded: how often it was made; how often it was called or traced; how many calls are recorded.
-      differentiated: whether a gradient of it was taken from outside; where it is told, whether one is recorded.
+      reached, calls, recorded: how often it was made; how often it was called or traced; how many
+      calls are recorded.
+      differentiated: whether a gradient of it was taken from outside; where it is told, whether one
+      is recorded.
       problem: why its calls could not be recorded, or that they raise.
       refused: why it stays, and what to do.
       change: the replacement of ``xmap``.
@@ -88,7 +94,8 @@ class Edited(NamedTuple):
       unedited: collectives over axes that are split, in functions that no xmap of this run reaches.
       ended: the exception that ended it, or "".
       entered: where ``with`` entered meshes.
-      keeps_meshes: whether a mesh was entered as ``jax.set_mesh`` cannot be, so that all stay as they are.
+      keeps_meshes: whether a mesh was entered as ``jax.set_mesh`` cannot be, so that all stay as
+      they are.
     """
 
     constructions: list[Construction]
@@ -103,5 +110,7 @@ class Edited(NamedTuple):
     keeps_meshes: bool = False
 
     def missed(self, c: Construction, reached: Iterable[int]) -> list[Place]:
-        """The edited places of a construction that no call has executed; ``reached`` are indices of those executed."""
+        """The edited places of a construction that no call has executed; ``reached`` are indices of
+        those executed.
+        """
         return sorted({self.places[k] for k in c.places} - {self.places[k] for k in reached})

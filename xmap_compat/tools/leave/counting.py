@@ -1,7 +1,8 @@
 """Counts how often edited calls are executed, in the second run.
 
-A trace visits all branches, so a call is counted when the device computes it, by ``jax.debug.callback``.  Under
-``jax.vmap`` a device computes all branches, so the callback gets the predicates of those around.
+A trace visits all branches, so a call is counted when the device computes it, by
+``jax.debug.callback``.  Under ``jax.vmap`` a device computes all branches, so the callback gets the
+predicates of those around.
 """
 
 import contextlib
@@ -21,7 +22,8 @@ class Counter:
         self.reached: set[int] = set()
         self.on = False
         self._lock, self._local = threading.RLock(), threading.local()
-        # Functions that are jitted are traced anew for each branch, as this is a part of the key of their traces.
+        # Functions that are jitted are traced anew for each branch, as this is a part of the key of
+        # their traces.
         self._branch = jax.make_user_context(0)
         self._numbers = itertools.count(1)
 
@@ -50,8 +52,13 @@ class Counter:
     @contextlib.contextmanager
     def counting(self):
         """Counts in this context; loops and branches are watched."""
-        own = {name: getattr(jax.lax, name) for name in ("cond", "switch", "while_loop", "fori_loop")}
-        watching = {name: functools.partial(getattr(self, f"_{name}"), function) for name, function in own.items()}
+        own = {
+            name: getattr(jax.lax, name) for name in ("cond", "switch", "while_loop", "fori_loop")
+        }
+        watching = {
+            name: functools.partial(getattr(self, f"_{name}"), function)
+            for name, function in own.items()
+        }
         held = [  # also by `from jax.lax import cond`
             (vars(module), name, value, watching[name_of])
             for home, module in list(sys.modules.items())
@@ -88,7 +95,10 @@ class Counter:
     def _cond(self, cond, pred, true_fun, false_fun, *args, **kwargs):
         if not (callable(true_fun) and callable(false_fun)):
             return cond(pred, true_fun, false_fun, *args, **kwargs)
-        within = (self._within(lambda *_, k=k: (pred != 0) == k, f) for k, f in ((True, true_fun), (False, false_fun)))
+        within = (
+            self._within(lambda *_, k=k: (pred != 0) == k, f)
+            for k, f in ((True, true_fun), (False, false_fun))
+        )
         return cond(pred, *within, *args, **kwargs)
 
     def _switch(self, switch, index, branches, *args, **kwargs):
@@ -97,7 +107,11 @@ class Counter:
         return switch(index, within, *args, **kwargs)
 
     def _while_loop(self, while_loop, cond_fun, body_fun, init_val, **kwargs):
-        return while_loop(cond_fun, self._within(lambda carry: cond_fun(carry) != 0, body_fun), init_val, **kwargs)
+        return while_loop(
+            cond_fun, self._within(lambda carry: cond_fun(carry) != 0, body_fun), init_val, **kwargs
+        )
 
     def _fori_loop(self, fori_loop, lower, upper, body_fun, init_val, **kwargs):
-        return fori_loop(lower, upper, self._within(lambda i, _: i < upper, body_fun), init_val, **kwargs)
+        return fori_loop(
+            lower, upper, self._within(lambda i, _: i < upper, body_fun), init_val, **kwargs
+        )

@@ -1,4 +1,6 @@
-"""The edits of a program's functions, which the first run makes: ``mapped`` for ``xmap``, and names in collectives."""
+"""The edits of a program's functions, which the first run makes: ``mapped`` for ``xmap``, and names
+in collectives.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class _Function:
     why_not: str = ""
 
 
-def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", generated: Collection[str] = ()) -> Edited:
+def edits_of(
+    cs: Sequence[Construction], *, root: str, beside: str = "", generated: Collection[str] = ()
+) -> Edited:
     """The edits for the constructions that a program made, in files under ``root``.
 
     Args:
@@ -56,7 +60,9 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", generat
     cs = [*cs, *unmade(cs, is_own)]
     for c in cs:
         _or_refuse(c, _find, is_own)
-    reached = {c: Reached([*(f.plan.declared.fun for f in c.functions), *c.given], is_own) for c in cs}
+    reached = {
+        c: Reached([*(f.plan.declared.fun for f in c.functions), *c.given], is_own) for c in cs
+    }
     functions, unread = _functions(reached)
     names = _names(_ways(c for c in cs if not c.refused))
     placed = [p for c in cs for p in c.placed]
@@ -66,14 +72,18 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", generat
     _rewrite(functions, rewriting)
     for c in cs:
         c.refused = c.refused or unread.get(c, "")
-        c.refused = c.refused or next((f.why_not for f in functions if f.why_not and c in f.reached_by), "")
+        c.refused = c.refused or next(
+            (f.why_not for f in functions if f.why_not and c in f.reached_by), ""
+        )
         _or_refuse(c, _check, rewriting, names, functions)
     _keep_what_stays(cs, functions)
     for c in cs:
         own = [f for f in functions if c in f.reached_by]
         c.changes = [change for f in own for change in f.changes]
         c.places = frozenset().union(*(f.places for f in own))
-        of_last = [f.plan.declared for f in c.functions[-1:] if hasattr(f.plan.declared, "resources")]
+        of_last = [
+            f.plan.declared for f in c.functions[-1:] if hasattr(f.plan.declared, "resources")
+        ]
         last, own_parts = c.placed[-1] if c.placed else None, _choices([c] * (not c.refused), names)
         parts = {name: of[0] for name, of in own_parts.items() if len(of) == 1}
         c.recipe = [line for declared in of_last for line in recipe_of(declared, last, parts)]
@@ -82,13 +92,21 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", generat
     folder = beside or root
     module = fresh("named_axes", {name.partition(".")[0] for name in os.listdir(folder)})
     kept = [change.text for c in cs if not c.refused for change in c.changes]
-    files = {os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_own(f)}
-    files |= {change.file for c in cs if not c.refused for change in (c.change, *c.changes) if change}
+    files = {
+        os.path.realpath(f)
+        for f in map(file_of, list(sys.modules.values()))
+        if f.endswith(".py") and is_own(f)
+    }
+    files |= {
+        change.file for c in cs if not c.refused for change in (c.change, *c.changes) if change
+    }
     return Edited(
         list(cs),
         places=rewriting.places,
         files=sorted(f for f in files if os.path.getsize(f)),
-        helpers=helper_file([name for name in HELPERS if any(OURS + name in text for text in kept)], names.choices),
+        helpers=helper_file(
+            [name for name in HELPERS if any(OURS + name in text for text in kept)], names.choices
+        ),
         helper_file=os.path.join(folder, f"{module}.py"),
         of_one_name=[name for name in names.choices if name in names.mesh_axes],
         unedited=_unedited(functions, names),
@@ -100,7 +118,11 @@ def _or_refuse(c: Construction, step: Any, *args: Any) -> None:
         if not c.refused:
             step(c, *args)
     except Exception as error:
-        c.refused = str(error) if isinstance(error, NotWritable) else messages.FAILED.format(error=in_a_line(error))
+        c.refused = (
+            str(error)
+            if isinstance(error, NotWritable)
+            else messages.FAILED.format(error=in_a_line(error))
+        )
 
 
 def _find(c: Construction, is_own: Callable[[str], bool]) -> None:
@@ -111,7 +133,12 @@ def _find(c: Construction, is_own: Callable[[str], bool]) -> None:
         raise NotWritable(c.problem)
     c.change = xmap_at(c, any(any(placed.undeclared) for placed in c.placed))
     for placed in c.placed:
-        if named := [loop for p in placed.placements.values() for loop in p.loops if not isinstance(loop, tuple)]:
+        if named := [
+            loop
+            for p in placed.placements.values()
+            for loop in p.loops
+            if not isinstance(loop, tuple)
+        ]:
             raise NotWritable(messages.NAMED_LOOP.format(name=named[0]))
         if "Explicit" in str(getattr(placed.scope.mesh, "axis_types", "")):
             raise NotWritable(messages.EXPLICIT)
@@ -126,16 +153,22 @@ def _ways(cs: Iterable[Construction]) -> dict[Any, dict[Parts, None]]:
     for declared in (function.plan.declared for c in cs for function in c.functions):
         for name in declared.names:
             entries = declared.resources.get(name, ())
-            found.setdefault(name, {})[tuple(entry for entry in entries if not hasattr(entry, "length"))] = None
+            found.setdefault(name, {})[
+                tuple(entry for entry in entries if not hasattr(entry, "length"))
+            ] = None
     return found
 
 
 def _names(ways: Mapping[Any, Iterable[Parts]]) -> AxisNames:
-    """What executes each axis: each way has its own name for the elements of a device, and none stands for another."""
+    """What executes each axis: each way has its own name for the elements of a device, and none
+    stands for another.
+    """
     mesh_axes = frozenset(m for of in ways.values() for across in of for m in across)
     choices = {
         name: [
-            (*across, f"{name}_local" + f"_{k}" * (k > 1)) if across or name in mesh_axes else (name,)
+            (*across, f"{name}_local" + f"_{k}" * (k > 1))
+            if across or name in mesh_axes
+            else (name,)
             for k, across in enumerate(sorted(of, key=len, reverse=True), 1)
         ]
         for name, of in ways.items()
@@ -145,22 +178,38 @@ def _names(ways: Mapping[Any, Iterable[Parts]]) -> AxisNames:
 
 def _choices(cs: Iterable[Construction], names: AxisNames) -> dict[Any, list[Parts]]:
     """What executes each axis of xmaps."""
-    return {name: [p for p in names.choices[name] if p[:-1] in of] for name, of in _ways(cs).items()}
+    return {
+        name: [p for p in names.choices[name] if p[:-1] in of] for name, of in _ways(cs).items()
+    }
 
 
 def _unedited(functions: Sequence[_Function], names: AxisNames) -> list[Place]:
-    """Collectives over axes that are split, beside edited functions, in functions that no xmap of this run reaches."""
+    """Collectives over axes that are split, beside edited functions, in functions that no xmap of
+    this run reaches.
+    """
     places: list[Place] = []
     for piece in {f.piece.file: f.piece for f in functions if f.changes}.values():
-        calls = (n for n in piece.bindings.nodes if isinstance(n, ast.Call) and _is_over_split_axes(piece, n, names))
+        calls = (
+            n
+            for n in piece.bindings.nodes
+            if isinstance(n, ast.Call) and _is_over_split_axes(piece, n, names)
+        )
         unread = (c for c in calls if not any(f.piece.holds(piece.span(c)) for f in functions))
         places.extend((piece.file, call.lineno, call.col_offset) for call in unread)
     return places
 
 
 def _is_over_split_axes(piece: Piece, call: ast.Call, names: AxisNames) -> bool:
-    called = piece.bindings.dotted(call.func), piece.bindings.dotted(call)  # also functools.partial(lax.psum, ...)
-    held = (n.value for of in (*call.args, *call.keywords) for n in ast.walk(of) if isinstance(n, ast.Constant))
+    called = (
+        piece.bindings.dotted(call.func),
+        piece.bindings.dotted(call),
+    )  # also functools.partial(lax.psum, ...)
+    held = (
+        n.value
+        for of in (*call.args, *call.keywords)
+        for n in ast.walk(of)
+        if isinstance(n, ast.Constant)
+    )
     takes_axes = any(name.startswith(("jax.lax.", "jax.numpy.", "jax.nn.")) for name in called)
     return takes_axes and any(v in names.choices and not names.stays(v) for v in held)
 
@@ -168,8 +217,12 @@ def _is_over_split_axes(piece: Piece, call: ast.Call, names: AxisNames) -> bool:
 # ---------------------------------------------------------------------------------- functions
 
 
-def _functions(reached: dict[Construction, Reached]) -> tuple[list[_Function], dict[Construction, str]]:
-    """The functions that xmaps reach, the innermost ones first, and why those of some cannot be read."""
+def _functions(
+    reached: dict[Construction, Reached],
+) -> tuple[list[_Function], dict[Construction, str]]:
+    """The functions that xmaps reach, the innermost ones first, and why those of some cannot be
+    read.
+    """
     found: dict[types.CodeType, _Function] = {}
     unread: dict[Construction, str] = {}
     for c, of in reached.items():
@@ -179,7 +232,9 @@ def _functions(reached: dict[Construction, Reached]) -> tuple[list[_Function], d
                     found[code] = _Function(code, of.piece(values), [])
                 found[code].reached_by.append(c)
             except NotWritable as reason:
-                if any(name in code.co_names for name in dir(sys.modules["jax.lax"])):  # it may have collectives
+                if any(
+                    name in code.co_names for name in dir(sys.modules["jax.lax"])
+                ):  # it may have collectives
                     unread[c] = str(reason)
     functions = sorted(found.values(), key=lambda f: f.piece.node.end_lineno - f.piece.node.lineno)
     for inner in functions:
@@ -190,7 +245,9 @@ def _functions(reached: dict[Construction, Reached]) -> tuple[list[_Function], d
 
 
 def _rewrite(functions: Sequence[_Function], rewriting: Rewriting) -> None:
-    """Edit each function; what is in an inner function is edited there, where more names are known."""
+    """Edit each function; what is in an inner function is edited there, where more names are
+    known.
+    """
     done: list[tuple[str, Spot, Spot]] = []
     names = rewriting.names
     for function in functions:
@@ -208,11 +265,20 @@ def _rewrite(functions: Sequence[_Function], rewriting: Rewriting) -> None:
     rewriting.names = names
 
 
-def _check(c: Construction, rewriting: Rewriting, names: AxisNames, functions: Sequence[_Function]) -> None:
-    """Refuse a construction whose collectives are not all found, or whose names mean others' axes."""
+def _check(
+    c: Construction, rewriting: Rewriting, names: AxisNames, functions: Sequence[_Function]
+) -> None:
+    """Refuse a construction whose collectives are not all found, or whose names mean others'
+    axes.
+    """
     own = _choices([c], names)
     meshes = {m for p in c.placed if p.scope.mesh is not None for m in p.scope.mesh.axis_names}
-    if clash := [p[-1] for n, of in own.items() for p in of if p != (n,) and (p[-1] in own or p[-1] in meshes)]:
+    if clash := [
+        p[-1]
+        for n, of in own.items()
+        for p in of
+        if p != (n,) and (p[-1] in own or p[-1] in meshes)
+    ]:
         raise NotWritable(messages.TAKEN.format(name=clash[0]))
     for placed in c.placed:
         _check_mesh_axes(placed)
@@ -222,7 +288,9 @@ def _check(c: Construction, rewriting: Rewriting, names: AxisNames, functions: S
                 raise NotWritable(messages.GROUPS)
             # JAX locates rules of derivatives where their function is called.
             in_rule = "jvp(" in stack or "transpose(" in stack
-            if in_rule and names.mesh_axes.intersection(over):  # a library reduces over the mesh axis alone, silently
+            if in_rule and names.mesh_axes.intersection(
+                over
+            ):  # a library reduces over the mesh axis alone, silently
                 in_rule = not spans or any(f.piece.holds(spans[0]) for f in functions)
             stays = in_rule or all(map(names.stays, over))
             if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
@@ -233,7 +301,8 @@ def _check(c: Construction, rewriting: Rewriting, names: AxisNames, functions: S
 
 
 def _check_mesh_axes(placed: Any) -> None:
-    """Refuse a collective over an axis that its operand lacks, and whose mesh axis splits another one of the operand.
+    """Refuse a collective over an axis that its operand lacks, and whose mesh axis splits another
+    one of the operand.
 
     In JAX it reduces that one, and data that are alike, such as zeros, do not tell.
     """
@@ -246,7 +315,9 @@ def _check_mesh_axes(placed: Any) -> None:
             over = [n for n in mentioned_names(eqn.params) if n in every and n not in held]
             for name, other in itertools.product(over, held & every.keys()):
                 if {*every[name].mesh_axes} & {*every[other].mesh_axes}:
-                    raise NotWritable(messages.LACKS.format(where=self.where(eqn), name=name, other=other))
+                    raise NotWritable(
+                        messages.LACKS.format(where=self.where(eqn), name=name, other=other)
+                    )
             return super()._collective(eqn, inputs)
 
     if not placed.nested and len(every) > 1:

@@ -27,15 +27,23 @@ class Refused(Exception):
 
 
 def mirror(folders: Sequence[str], tree: str) -> dict[str, str]:
-    """Copy folders, and return where each is; large files are links, and hidden folders are left out."""
+    """Copy folders, and return where each is; large files are links, and hidden folders are left
+    out.
+    """
     within = lambda path, folder: path.startswith(os.path.join(folder, ""))  # noqa: E731
-    kept = dict.fromkeys(f for f in folders if not any(f != other and within(f, other) for other in folders))
+    kept = dict.fromkeys(
+        f for f in folders if not any(f != other and within(f, other) for other in folders)
+    )
     copies = {folder: os.path.join(tree, str(k)) for k, folder in enumerate(kept)}
     for folder, copy in copies.items():
         count = 0
         for directory, names, files in os.walk(folder):
             inner = {name: os.path.join(directory, name) for name in names}
-            left_out = {n for n, path in inner.items() if within(tree, os.path.realpath(path)) or _is_hidden(path)}
+            left_out = {
+                n
+                for n, path in inner.items()
+                if within(tree, os.path.realpath(path)) or _is_hidden(path)
+            }
             names[:] = inner.keys() - left_out
             target = os.path.join(copy, os.path.relpath(directory, folder))
             os.makedirs(target, exist_ok=True)
@@ -57,7 +65,11 @@ def _is_hidden(folder: str) -> bool:
 def _copy(path: str, target: str, is_own: bool) -> None:
     """Copy a file, or link it: large files, and those of others, of which none is edited."""
     with contextlib.suppress(OSError):  # a broken link, a socket
-        if is_own and os.path.isfile(path) and (path.endswith(".py") or os.path.getsize(path) < LARGE):
+        if (
+            is_own
+            and os.path.isfile(path)
+            and (path.endswith(".py") or os.path.getsize(path) < LARGE)
+        ):
             shutil.copyfile(path, target)
         elif os.path.isfile(path):
             os.symlink(path, target)
@@ -74,14 +86,20 @@ def diff(changes: Changes) -> str:
         name = os.path.relpath(os.path.realpath(path), os.path.realpath(top)).replace(os.sep, "/")
         texts = (text.decode("utf-8", "surrogateescape") for text in (before or b"", after))
         old, new = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in texts)
-        lines += difflib.unified_diff(old, new, f"a/{name}" if before is not None else "/dev/null", f"b/{name}")
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+        lines += difflib.unified_diff(
+            old, new, f"a/{name}" if before is not None else "/dev/null", f"b/{name}"
+        )
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
 
 
 def _git(path: str, *args: str) -> str:
     """What git says in the folder of a file; empty if it cannot."""
     with contextlib.suppress(OSError):
-        done = subprocess.run(["git", "-C", os.path.dirname(path), *args], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", os.path.dirname(path), *args], capture_output=True, text=True
+        )
         return done.stdout.strip("\n") if done.returncode == 0 else ""
     return ""
 
@@ -91,7 +109,9 @@ def write(changes: Changes, force: bool = False) -> None:
     for path, (before, _) in changes.items():
         if (contents(path) if os.path.lexists(path) else None) != before:
             raise Refused(messages.CHANGED.format(path=path))
-        if before is not None and not (os.access(path, os.W_OK) and os.stat(path).st_mode & stat.S_IWUSR):
+        if before is not None and not (
+            os.access(path, os.W_OK) and os.stat(path).st_mode & stat.S_IWUSR
+        ):
             raise Refused(messages.READ_ONLY.format(path=path))
         if before is not None and not force and _git(path, "status", "--porcelain", "--", path):
             raise Refused(messages.UNCOMMITTED.format(path=path))
@@ -120,7 +140,9 @@ def contents(path: str) -> bytes:
 
 
 def _beside(path: str, data: bytes) -> str:
-    """A new file in the same folder, with the same mode, which can take the place of the other in one step."""
+    """A new file in the same folder, with the same mode, which can take the place of the other in
+    one step.
+    """
     handle, name = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".leave")
     with os.fdopen(handle, "wb") as file:
         file.write(data)

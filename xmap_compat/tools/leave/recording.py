@@ -1,4 +1,6 @@
-"""The first run: the program with xmap, in which constructions and their first calls are recorded."""
+"""The first run: the program with xmap, in which constructions and their first calls are
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ import numpy as np
 
 from xmap_compat.legacy import import_hook
 from xmap_compat.tools.leave import comparing, messages, verifying
-from xmap_compat.tools.leave.comparing import Leaf, RecordedCall, described, is_traced, jax, restored, to_host, watched
+from xmap_compat.tools.leave.comparing import (
+    Leaf,
+    RecordedCall,
+    described,
+    is_traced,
+    jax,
+    restored,
+    to_host,
+    watched,
+)
 from xmap_compat.tools.leave.construction import Construction, Edited, Entered
 
 OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -29,7 +40,9 @@ MOST_TRACES = 16  # of each construction
 
 
 class _Pending(NamedTuple):
-    """A call in a traced program, whose arguments were noted when that was executed; its results are computed last."""
+    """A call in a traced program, whose arguments were noted when that was executed; its results
+    are computed last.
+    """
 
     call: RecordedCall
     function: Callable[..., Any]
@@ -37,7 +50,9 @@ class _Pending(NamedTuple):
 
 
 def note_entered(kinds: Iterable[type], entered: set[Entered], otherwise: set[Entered]) -> None:
-    """Note where ``with`` enters a mesh of these classes, and where a mesh is entered as ``jax.set_mesh`` cannot be."""
+    """Note where ``with`` enters a mesh of these classes, and where a mesh is entered as
+    ``jax.set_mesh`` cannot be.
+    """
     is_clean = importlib.import_module("xmap_compat.legacy.adapters").trace_state_clean
     for kind in kinds:
 
@@ -46,7 +61,11 @@ def note_entered(kinds: Iterable[type], entered: set[Entered], otherwise: set[En
             line, end, column, last = [*frame.f_code.co_positions()][frame.f_lasti // 2]
             code = list(dis.get_instructions(frame.f_code))
             before = (i for i in code if i.offset < frame.f_lasti)
-            same = [i for i in before if i.opname == "BEFORE_WITH" and i.positions == (line, end, column, last)]
+            same = [
+                i
+                for i in before
+                if i.opname == "BEFORE_WITH" and i.positions == (line, end, column, last)
+            ]
             place = os.path.realpath(frame.f_code.co_filename), line or 0, column or 0, len(same)
             entered.add(place)
             by_with = any(i.offset == frame.f_lasti and i.opname == "BEFORE_WITH" for i in code)
@@ -71,14 +90,18 @@ def _noting_gradients(c: Construction, results: Any) -> Any:
 
 
 class Recorder:
-    """Watches the constructions of xmaps and their calls, in all threads, until the program ends."""
+    """Watches the constructions of xmaps and their calls, in all threads, until the program
+    ends.
+    """
 
     def __init__(self, spec: dict[str, Any]):
         self.spec, self.lock, self.local = spec, threading.RLock(), threading.local()
         self.found: dict[tuple[str, int, int], Construction] = {}
         self.records: list[RecordedCall] = []
         self.pending: list[_Pending] = []
-        self.structures: list[tuple[Any, Any]] = []  # of each record: the function, and the structure of its arguments
+        self.structures: list[
+            tuple[Any, Any]
+        ] = []  # of each record: the function, and the structure of its arguments
         self.seen: dict[Any, int] = {}
         self.entered, self.otherwise = set[Entered](), set[Entered]()
         self.bytes, self.over = 0, False
@@ -86,22 +109,31 @@ class Recorder:
     def begin(self) -> None:
         """Begin when the program has imported JAX, which these modules need."""
         names = ("api", "core.placement", "core.watch")
-        self.api, self.placement, watch = (importlib.import_module(f"xmap_compat.{name}") for name in names)
+        self.api, self.placement, watch = (
+            importlib.import_module(f"xmap_compat.{name}") for name in names
+        )
         watch.watch_everywhere(watch.Watcher(traced=self.traced, constructed=self.constructed))
         note_entered(
-            (jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh), self.entered, self.otherwise
+            (jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh),
+            self.entered,
+            self.otherwise,
         )
 
     # Constructions
 
     def constructed(self, function: Any) -> Any:
-        frame, libraries = sys._getframe(2), (OWN, os.path.dirname(sys.modules["jax"].__file__ or "") + os.sep)
+        frame, libraries = (
+            sys._getframe(2),
+            (OWN, os.path.dirname(sys.modules["jax"].__file__ or "") + os.sep),
+        )
         while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
             frame = frame.f_back
         line, _, column, _ = [*frame.f_code.co_positions()][frame.f_lasti // 2]
         key = frame.f_code.co_filename, line or frame.f_lineno, column or 0
         with self.lock:
-            new = Construction(*key, len(self.found), getattr(function, "__name__", ""), frame.f_globals)
+            new = Construction(
+                *key, len(self.found), getattr(function, "__name__", ""), frame.f_globals
+            )
             c = self.found.setdefault(key, new)
             c.reached += 1
             self.tell()
@@ -127,7 +159,9 @@ class Recorder:
 
     # Calls
 
-    def called(self, c: Construction, reached: int, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(
+        self, c: Construction, reached: int, function: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         if self.over:
             return function(*args, **kwargs)
         self.stack.append(c)
@@ -139,7 +173,9 @@ class Recorder:
         finally:
             self.stack.pop()
 
-    def _called(self, c: Construction, reached: int, function: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _called(
+        self, c: Construction, reached: int, function: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
         outer, scope = bool(self.placement.enclosing_bodies()), self.placement.current_scope()
         with self.lock:
             c.calls += 1
@@ -150,7 +186,9 @@ class Recorder:
             kind = c.number, function.plan.declared.key(), described(args), scope, is_traced(args)
         except TypeError:  # no arrays: xmap says so
             return function(*args)
-        call = RecordedCall(c.number, reached, described(args), comparing.placed(scope.mesh), is_traced(args))
+        call = RecordedCall(
+            c.number, reached, described(args), comparing.placed(scope.mesh), is_traced(args)
+        )
         wanted = self.wanted(kind, not call.traced)
         if wanted and call.traced:
             self.note_arguments(call, kind, function, args)
@@ -168,7 +206,9 @@ class Recorder:
         return results
 
     def wanted(self, kind: Any, more: int) -> bool:
-        """Whether calls of a kind are recorded, the first ones; there are ``more`` now: a traced one when it is run."""
+        """Whether calls of a kind are recorded, the first ones; there are ``more`` now: a traced
+        one when it is run.
+        """
         with self.lock:
             self.seen[kind] = self.seen.get(kind, 0) + more
             return self.seen[kind] <= self.spec["calls"]
@@ -183,11 +223,16 @@ class Recorder:
         def note(*values):
             with self.lock:
                 if self.wanted(kind, 1) and self.fits(values):
-                    noted = [Leaf(np.array(v), t.weak_type, key) for v, t, key in zip(values, types, keys)]
+                    noted = [
+                        Leaf(np.array(v), t.weak_type, key)
+                        for v, t, key in zip(values, types, keys)
+                    ]
                     self.pending.append(_Pending(call._replace(leaves=noted), function, structure))
                     self.tell()
 
-        jax.debug.callback(note, *(jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key)))
+        jax.debug.callback(
+            note, *(jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key))
+        )
 
     def tell(self) -> None:
         count = len(self.records) + len(self.pending)
@@ -199,7 +244,9 @@ class Recorder:
 
     def keep(self, c: Construction, call: RecordedCall, function: Any, structure: Any) -> None:
         with self.lock:
-            own = () if call.traced else call.leaves  # of a traced one, they are counted when they are noted
+            own = (
+                () if call.traced else call.leaves
+            )  # of a traced one, they are counted when they are noted
             if self.fits([leaf.value for leaf in (*own, *(leaf for _, leaf in call.results))]):
                 self.records.append(call)
                 self.structures.append((function, structure))
@@ -224,18 +271,27 @@ class Recorder:
             pickle.dump(self.records, file)
         edited = self.edited(constructions) if constructions else Edited([])
         compared = {call.construction for call in self.records if call.differentiated}
-        told = [dataclasses.replace(c.told(), differentiated=c.number in compared) for c in edited.constructions]
+        told = [
+            dataclasses.replace(c.told(), differentiated=c.number in compared)
+            for c in edited.constructions
+        ]
         entered = frozenset(self.entered - self.otherwise)
-        edited = edited._replace(constructions=told, ended=ended, entered=entered, keeps_meshes=bool(self.otherwise))
+        edited = edited._replace(
+            constructions=told, ended=ended, entered=entered, keeps_meshes=bool(self.otherwise)
+        )
         with open(self.spec["result"], "wb") as file:
             pickle.dump(edited, file)
 
     def with_noise(self, call: RecordedCall, function: Any, structure: Any) -> RecordedCall:
-        """A record with the results that its arguments have where all elements are on one device."""
+        """A record with the results that its arguments have where all elements are on one
+        device.
+        """
         if any(leaf.devices for leaf in call.leaves):
             return call
         declared = function.plan.declared
-        alone = self.api.xmap(declared.fun, declared.in_source, declared.out_source, axis_sizes=declared.sizes)
+        alone = self.api.xmap(
+            declared.fun, declared.in_source, declared.out_source, axis_sizes=declared.sizes
+        )
         try:
             args = jax.tree.unflatten(structure, map(restored, call.leaves))
             return call._replace(noise=comparing.evaluated(alone, args, call.differentiated))
@@ -243,7 +299,9 @@ class Recorder:
             return call
 
     def compute(self, c: Construction, pending: _Pending) -> None:
-        """The results, and the gradients if the program took some, for arguments that were noted."""
+        """The results, and the gradients if the program took some, for arguments that were
+        noted.
+        """
         try:
             mesh = pending.call.mesh and comparing.mesh_of(pending.call.mesh)
             with importlib.import_module("xmap_compat.core.mesh").entered(mesh):
@@ -255,16 +313,26 @@ class Recorder:
             c.problem = messages.NOT_REPEATED.format(error=comparing.in_a_line(error))
 
     def generated(self, constructions: list[Construction]) -> list[str]:
-        """The files of constructions and modules that are not in the user's folders: the program has written them."""
+        """The files of constructions and modules that are not in the user's folders: the program
+        has written them.
+        """
         users = {copy: folder for folder, copy in self.spec["folders"].items()}
         modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        files = {os.path.realpath(f) for f in (*modules, *(c.file for c in constructions)) if isinstance(f, str)}
+        files = {
+            os.path.realpath(f)
+            for f in (*modules, *(c.file for c in constructions))
+            if isinstance(f, str)
+        }
         return [file for file in files if not os.path.exists(verifying.moved(users, file))]
 
     def edited(self, constructions: list[Construction]) -> Edited:
         refused = {tuple(key): why for key, why in self.spec["refused"]}
-        for c in constructions:  # what one has traced, others of the same function need not trace again
-            same = [o for o in constructions if any(f is g for f in c.functions for g in o.functions)]
+        for (
+            c
+        ) in constructions:  # what one has traced, others of the same function need not trace again
+            same = [
+                o for o in constructions if any(f is g for f in c.functions for g in o.functions)
+            ]
             c.placed = list({id(p): p for o in same for p in o.placed}.values()) if c.calls else []
             c.given = [args for o in same for args in o.given]
             c.refused = refused.get(c.key, "")
@@ -279,12 +347,18 @@ class Recorder:
         except Exception as error:
             traceback.print_exc()
             for c in constructions:
-                c.change, c.changes, c.refused = None, (), messages.FAILED.format(error=comparing.in_a_line(error))
+                c.change, c.changes, c.refused = (
+                    None,
+                    (),
+                    messages.FAILED.format(error=comparing.in_a_line(error)),
+                )
             return Edited(constructions)
 
 
 def main(path: str) -> None:
-    """Run the program.  Not as ``__main__``: what a call reaches is told apart from this package by modules."""
+    """Run the program.  Not as ``__main__``: what a call reaches is told apart from this package by
+    modules.
+    """
     with open(path, encoding="utf-8") as file:
         spec = json.load(file)
     recorder = Recorder(spec)

@@ -27,7 +27,9 @@ def is_verified(c: Construction) -> bool:
 
 @contextlib.contextmanager
 def progress(what: str, status: str) -> Iterator[None]:
-    """Tell what is being done, if somebody looks on, and what a run has written into a file of its own."""
+    """Tell what is being done, if somebody looks on, and what a run has written into a file of its
+    own.
+    """
     begun, done = time.monotonic(), threading.Event()
 
     def tell() -> None:
@@ -67,10 +69,19 @@ class Report:
             print(f"all constructions: {words[0]}")
             words = [""] * len(cs)
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
-        lines += [(str(k), c.where, c.function, str(c.calls), own) for k, (c, own) in enumerate(zip(cs, words), 1)]
+        lines += [
+            (str(k), c.where, c.function, str(c.calls), own)
+            for k, (c, own) in enumerate(zip(cs, words), 1)
+        ]
         print("\n".join([*table(lines), *self.unreached()]))
-        print(*(messages.OF_ONE_NAME.format(name) + "\n" for name in self.found.of_one_name), sep="", end="")
-        count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
+        print(
+            *(messages.OF_ONE_NAME.format(name) + "\n" for name in self.found.of_one_name),
+            sep="",
+            end="",
+        )
+        count = sum(
+            line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines()
+        )
         where = f"{plural(count, 'line')} in {plural(len(self.changes), 'file')}"
         print(f"{len(self.kept)} of {len(cs)} constructions patched, {where}")
         for c in cs:
@@ -86,7 +97,9 @@ class Report:
 
     def write(self, text: str) -> None:
         if self.options.diff:
-            with open(self.options.diff, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            with open(
+                self.options.diff, "w", encoding="utf-8", errors="surrogateescape", newline=""
+            ) as file:
                 file.write(text)
         if self.options.write and self.changes:
             patch.write(self.changes, self.options.force)
@@ -112,8 +125,22 @@ class Report:
         return re.sub(rf"{re.escape(self.scratch)}/\w+/tree/\d+/", "", words)
 
     def unreached(self) -> list[str]:
-        """The edited places of verified constructions that no recorded call executes, and what no xmap reaches."""
-        missed = {place for c in self.kept if is_verified(c) for place in self.found.missed(c, self.seen.reached)}
-        texts = (messages.NOT_REACHED, missed), (messages.NOT_EDITED, self.found.unedited if self.kept else ())
-        places = ((text, f"{os.path.basename(file)}:{line}") for text, of in texts for file, line, _ in sorted(of))
+        """The edited places of verified constructions that no recorded call executes, and what no
+        xmap reaches.
+        """
+        missed = {
+            place
+            for c in self.kept
+            if is_verified(c)
+            for place in self.found.missed(c, self.seen.reached)
+        }
+        texts = (
+            (messages.NOT_REACHED, missed),
+            (messages.NOT_EDITED, self.found.unedited if self.kept else ()),
+        )
+        places = (
+            (text, f"{os.path.basename(file)}:{line}")
+            for text, of in texts
+            for file, line, _ in sorted(of)
+        )
         return list(dict.fromkeys(text.format(where=where) for text, where in places))

@@ -1,4 +1,6 @@
-"""What a rewriting of the user's functions knows: the names of axes in the edited program, and what it has edited."""
+"""What a rewriting of the user's functions knows: the names of axes in the edited program, and what
+it has edited.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ class AxisNames:
         return list(self.choices.get(name, [(name,)])) == [(name,)]
 
     def parts(self, name: Any) -> Parts | None:
-        """The parts of an axis, also of one that the user's own vmap has; None if there are several choices."""
+        """The parts of an axis, also of one that the user's own vmap has; None if there are several
+        choices.
+        """
         choices = self.choices.get(name, [(name,)])
         return choices[0] if len(choices) == 1 else None
 
     def check_distinct(self, names: Sequence[Any]) -> None:
         parts = [p for n in names for p in self.parts(n) or ()]
         if len(set(parts)) != len(parts):
-            raise NotWritable(f"a collective over {literal(tuple(names))}, which share mesh axes: write one for each")
+            raise NotWritable(
+                f"a collective over {literal(tuple(names))}, which share mesh axes: write one for each"
+            )
 
 
 @dataclasses.dataclass
@@ -44,10 +50,10 @@ class Rewriting:
 
     Attributes:
       calls: the collectives of each innermost call of the user, in all traced programs.
-      handled: calls whose axes were rewritten or may stay; for partial functions and layers, those that use them, and
-        the axes.
-      places: where each edited call is, which the second run counts by its index; and, never counted, others that name
-        an axis of one name with its mesh axis.
+      handled: calls whose axes were rewritten or may stay; for partial functions and layers, those
+        that use them, and the axes.
+      places: where each edited call is, which the second run counts by its index; and, never
+        counted, others that name an axis of one name with its mesh axis.
       functions: the names of the functions and classes of the user that xmaps reach.
     """
 

@@ -10,13 +10,17 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-OURS = "_xmap_compat_"  # begins a name in a new text that is not the user's: of a helper, or of a module
-# Placeholders around what may be counted: the user's text has none (`plain`), the second run has calls (`counted`).
+# Begins a name in a new text that is not the user's: of a helper, or of a module
+OURS = "_xmap_compat_"
+# Placeholders around what may be counted: the user's text has none (`plain`), the second run has
+# calls (`counted`).
 _COUNT, _END = "\ue000", "\ue001"
 
 
 class NotWritable(Exception):
-    """A part of the program cannot be written in this way.  The message names the part, and the place."""
+    """A part of the program cannot be written in this way.  The message names the part, and the
+    place.
+    """
 
     placed = False
 

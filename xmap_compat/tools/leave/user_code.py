@@ -1,4 +1,6 @@
-"""The user's functions: where their text is, what the names in it mean, and which calls in it are collectives."""
+"""The user's functions: where their text is, what the names in it mean, and which calls in it are
+collectives.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +27,31 @@ Span = tuple[Any, ...]  # file, line, column, end line, end column
 
 
 def is_xmap(callee: Any) -> bool:
-    """Whether a function is xmap: this package's, which imports these tools, or the one at legacy's place."""
+    """Whether a function is xmap: this package's, which imports these tools, or the one at legacy's
+    place.
+    """
     homes = (sys.modules.get(name) for name in ("xmap_compat.api", "xmap_compat.legacy.maps"))
     return callable(callee) and any(getattr(home, "xmap", None) is callee for home in homes)
 
 
 def is_ours(value: Any) -> bool:
-    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
+    module = (
+        value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
+    )
     return str(module).split(".")[0] == "xmap_compat"
 
 
 def collectives(jaxpr: Any) -> Iterator[tuple[Any, str, list[Span]]]:
-    """Each collective of a program: its name stack, and spans of the user's calls that contain it, innermost first."""
+    """Each collective of a program: its name stack, and spans of the user's calls that contain it,
+    innermost first.
+    """
     for eqn, around in _jax.walk(jaxpr):
         if eqn.primitive.name in COLLECTIVES:
             stack = "/".join(["", *(str(e.source_info.name_stack) for e in (*around, eqn))])
-            spans = ([(file, *span) for file, _, *span in _jax.user_frames(e)] for e in (eqn, *reversed(around)))
+            spans = (
+                [(file, *span) for file, _, *span in _jax.user_frames(e)]
+                for e in (eqn, *reversed(around))
+            )
             yield eqn, stack, next(filter(None, spans), [])
 
 
@@ -57,16 +68,25 @@ def calls_of_collectives(jaxprs: Iterable[Any]) -> dict[Span, list[Any]]:
 
 
 def _free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
-    """The names that a piece of a program reads and does not bind, by line and column, as Python looks them up."""
+    """The names that a piece of a program reads and does not bind, by line and column, as Python
+    looks them up.
+    """
     statement: Any = ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.expr) else node
     tree = node if isinstance(node, ast.Module) else ast.Module([statement], [])
     top, found = compile(tree, "<piece>", "exec", dont_inherit=True), {}
     for code in codes_in(top):
         instructions = list(dis.get_instructions(code))
         # The names of a class, and `__name__`, which its body reads implicitly.
-        bound = {i.argval for i in instructions if i.opname == "STORE_NAME" and code is not top} | {"__name__"}
+        bound = {i.argval for i in instructions if i.opname == "STORE_NAME" and code is not top} | {
+            "__name__"
+        }
         for i in instructions:
-            if i.opname in LOOKUPS and i.argval not in bound and i.positions and i.positions.lineno is not None:
+            if (
+                i.opname in LOOKUPS
+                and i.argval not in bound
+                and i.positions
+                and i.positions.lineno is not None
+            ):
                 found[i.positions.lineno, i.positions.col_offset or 0] = i.argval
     return dict(sorted(found.items()))
 
@@ -104,7 +124,10 @@ class Piece:
     def bounds(node: Any) -> tuple[Spot, Spot]:
         """Start and end of a part in the text, including its decorators."""
         line = first_line(node)
-        return (line, node.col_offset if line == node.lineno else 0), (node.end_lineno, node.end_col_offset)
+        return (line, node.col_offset if line == node.lineno else 0), (
+            node.end_lineno,
+            node.end_col_offset,
+        )
 
     def holds(self, span: Span) -> bool:
         start, end = self.bounds(self.node)
@@ -116,7 +139,9 @@ class Piece:
         try:
             return _free_reads(self.node)
         except SyntaxError as error:
-            raise NotWritable(f"a function whose source alone is not valid Python: {error.msg}") from None
+            raise NotWritable(
+                f"a function whose source alone is not valid Python: {error.msg}"
+            ) from None
 
     @functools.cached_property
     def names(self) -> Mapping[str, Any]:
@@ -129,9 +154,19 @@ class Piece:
         return Names(self.tree)
 
     def is_fixed(self, node: ast.expr) -> bool:
-        """Whether imports alone say what a name or attribute is in each run; it may be None where an import fails."""
-        dotted, parts = self.bindings.dotted(node), (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
-        bound = [m for name in parts for m in self.bindings.bound[name] if getattr(m, "value", m) is not None]
+        """Whether imports alone say what a name or attribute is in each run; it may be None where
+        an import fails.
+        """
+        dotted, parts = (
+            self.bindings.dotted(node),
+            (n.id for n in ast.walk(node) if isinstance(n, ast.Name)),
+        )
+        bound = [
+            m
+            for name in parts
+            for m in self.bindings.bound[name]
+            if getattr(m, "value", m) is not None
+        ]
         return bool(dotted or bound) and all(isinstance(m, str) or dotted for m in bound)
 
     def is_free(self, node: ast.Name) -> bool:
@@ -177,9 +212,15 @@ def source_of(fun: types.FunctionType) -> Piece:
     """The piece that defines a function."""
     code = fun.__code__
     found = file_at(code.co_filename, code.co_name)
-    node = _lambda_node(found.tree, code) if code.co_name == "<lambda>" else _def_node(found.tree, code)
+    node = (
+        _lambda_node(found.tree, code)
+        if code.co_name == "<lambda>"
+        else _def_node(found.tree, code)
+    )
     if node is None:
-        raise NotWritable(f"{code.co_name}, whose source is not found in {os.path.basename(code.co_filename)}")
+        raise NotWritable(
+            f"{code.co_name}, whose source is not found in {os.path.basename(code.co_filename)}"
+        )
     cells = zip(code.co_freevars, fun.__closure__ or ())
     closure = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
     return dataclasses.replace(found, node=node, globals=fun.__globals__, closure=closure)
@@ -192,6 +233,8 @@ def _def_node(tree: ast.Module, code: types.CodeType) -> Any:
 
 def _lambda_node(tree: ast.Module, code: types.CodeType) -> Any:
     """The lambda expression of a code: one of its instructions has the place of the whole body."""
-    lambdas = (n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno)
+    lambdas = (
+        n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno
+    )
     body = lambda n: (n.body.lineno, n.body.end_lineno, n.body.col_offset, n.body.end_col_offset)  # noqa: E731
     return next((n for n in lambdas if body(n) in {*code.co_positions()}), None)

@@ -1,4 +1,6 @@
-"""The second run: the edited program, in a process that cannot import this package, on the recorded arguments."""
+"""The second run: the edited program, in a process that cannot import this package, on the recorded
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ def moved(folders: dict[str, str], path: str) -> str:
 
 
 def _copy_before_writing(tree: str, event: str, args: tuple[Any, ...]) -> None:
-    """Large files of the copy are links to the user's: one that is opened to be written becomes a copy first."""
+    """Large files of the copy are links to the user's: one that is opened to be written becomes a
+    copy first.
+    """
     if event != "open" or not isinstance(args[0], (str, bytes)) or not isinstance(args[2], int):
         return
     path = os.path.abspath(os.fsdecode(args[0]))
@@ -107,7 +111,9 @@ def _copy_before_writing(tree: str, event: str, args: tuple[Any, ...]) -> None:
 
 
 class Verifier:
-    """Compares the constructions of the edited program with the recorded calls, and notes what it finds in a file."""
+    """Compares the constructions of the edited program with the recorded calls, and notes what it
+    finds in a file.
+    """
 
     def __init__(self, spec: dict[str, Any]):
         self.spec, self.lock = spec, threading.RLock()
@@ -115,8 +121,12 @@ class Verifier:
         self.problems: dict[int, str] = {}
         self.agreed: dict[int, int] = {}
         records = pickle.loads(patch.contents(spec["records"])) if spec["patched"] else []
-        self.left: list[RecordedCall] = [call for call in records if call.construction in spec["patched"]]
-        self.traced: list[tuple[Any, ...]] = []  # what is compared when the program is in no trace, mesh or lock
+        self.left: list[RecordedCall] = [
+            call for call in records if call.construction in spec["patched"]
+        ]
+        self.traced: list[
+            tuple[Any, ...]
+        ] = []  # what is compared when the program is in no trace, mesh or lock
         self.counter: Any = None  # it needs JAX, which the program imports
         self.comparing = -1
 
@@ -140,7 +150,9 @@ class Verifier:
     def called(self, n: int, k: int, made: Any, *args: Any, **kwargs: Any) -> Any:
         with self.lock:
             here = (n, k, described(args) if self.left else "", is_traced(args))
-            mine = [c for c in self.left if (c.construction, c.reached, c.arguments, c.traced) == here]
+            mine = [
+                c for c in self.left if (c.construction, c.reached, c.arguments, c.traced) == here
+            ]
             self.left = [c for c in self.left if all(c is not other for other in mine)]
         own, structure = jax.tree.flatten(args)
         own = [None if isinstance(leaf, jax.core.Tracer) else leaf for leaf in own]
@@ -167,7 +179,9 @@ class Verifier:
             other = record.mesh if record.mesh != placed(jax.sharding.get_mesh()) else None
             with jax.set_mesh(mesh_of(other)) if other else contextlib.nullcontext():
                 given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
-                function = made if hasattr(made, "lower") else jax.jit(made)  # as it is called in the program
+                function = (
+                    made if hasattr(made, "lower") else jax.jit(made)
+                )  # as it is called in the program
                 found = evaluated(function, given, record.differentiated)
                 apart = difference(found, record.results, record.noise)
                 if not apart and self.counter is not None:
@@ -181,10 +195,17 @@ class Verifier:
                 self.problems.setdefault(record.construction, apart)
             else:
                 self.agreed[record.construction] = self.agreed.get(record.construction, 0) + 1
-            tell(self.spec, f"{sum(self.agreed.values())} calls are equal, {len(self.problems)} constructions differ")
+            tell(
+                self.spec,
+                f"{sum(self.agreed.values())} calls are equal, {len(self.problems)} constructions differ",
+            )
 
-    def reach(self, function: Any, structure: Any, record: RecordedCall, own: Sequence[Any]) -> None:
-        """Count the edited calls that the call executes.  What cannot be counted has not been reached."""
+    def reach(
+        self, function: Any, structure: Any, record: RecordedCall, own: Sequence[Any]
+    ) -> None:
+        """Count the edited calls that the call executes.  What cannot be counted has not been
+        reached.
+        """
         given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
         try:
             with self.counter.counting():
@@ -194,8 +215,16 @@ class Verifier:
 
     def write(self, ended: str, whole: bool = True) -> None:
         with self.lock, open(self.spec["result"] + ".new", "w", encoding="utf-8") as file:
-            found = {"problems": self.problems, "agreed": self.agreed, "ended": ended, "whole": whole}
-            found |= {"reached": sorted(self.counter.reached) if self.counter else [], "comparing": self.comparing}
+            found = {
+                "problems": self.problems,
+                "agreed": self.agreed,
+                "ended": ended,
+                "whole": whole,
+            }
+            found |= {
+                "reached": sorted(self.counter.reached) if self.counter else [],
+                "comparing": self.comparing,
+            }
             json.dump(found, file)
         os.replace(self.spec["result"] + ".new", self.spec["result"])
 
@@ -205,7 +234,9 @@ class _Refusing:
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "xmap_compat":
-            raise ModuleNotFoundError(f"the edited program imports {name}, and must run without xmap_compat", name=name)
+            raise ModuleNotFoundError(
+                f"the edited program imports {name}, and must run without xmap_compat", name=name
+            )
 
 
 def main(path: str) -> None:

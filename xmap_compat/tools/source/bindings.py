@@ -11,14 +11,18 @@ MAPS = "jax.experimental.maps"
 
 
 class Names:
-    """All that the names of a file are bound to: dotted names of imports, values of assignments, or other nodes."""
+    """All that the names of a file are bound to: dotted names of imports, values of assignments, or
+    other nodes.
+    """
 
     def __init__(self, tree: ast.Module):
         self.nodes = list(ast.walk(tree))
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.bound: dict[str, list[Any]] = defaultdict(list)
         self.stars: list[str] = []  # modules of which all names are imported
-        values: dict[ast.AST, ast.expr | None] = {}  # by their targets; None for those of a comprehension
+        values: dict[
+            ast.AST, ast.expr | None
+        ] = {}  # by their targets; None for those of a comprehension
         for node in self.nodes:
             if isinstance(node, ast.Assign):
                 values.update(dict.fromkeys(node.targets, node.value))
@@ -35,7 +39,9 @@ class Names:
                     self.bound[name].append(value)
 
     def of(self, node: ast.AST) -> str:
-        """``'jax.lax.psum'`` for ``lax.psum``, by the last import of ``lax``; empty if it is bound otherwise too."""
+        """``'jax.lax.psum'`` for ``lax.psum``, by the last import of ``lax``; empty if it is bound
+        otherwise too.
+        """
         if isinstance(node, ast.Name):
             found = self.bound.get(node.id) or [None]
             return found[-1] if all(isinstance(meant, str) for meant in found) else ""
@@ -43,7 +49,9 @@ class Names:
         return owner and f"{owner}.{getattr(node, 'attr', '')}"
 
     def meaning(self, name: str) -> Any:
-        """What a name is bound to, if that is one thing; a name of nowhere is one of the last module with a star."""
+        """What a name is bound to, if that is one thing; a name of nowhere is one of the last
+        module with a star.
+        """
         found = self.bound.get(name) or [f"{module}.{name}" for module in self.stars[-1:]]
         return found[0] if found and all(each == found[0] for each in found) else None
 
@@ -59,7 +67,9 @@ class Names:
             case (
                 ast.Call(func=ast.Name(id="getattr"), args=[owner, key])
                 | ast.Call(func=ast.Name(id="setattr"), args=[owner, key, _])
-                | ast.Call(func=ast.Call(func=ast.Attribute(attr="attrgetter"), args=[key]), args=[owner])
+                | ast.Call(
+                    func=ast.Call(func=ast.Attribute(attr="attrgetter"), args=[key]), args=[owner]
+                )
                 | ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner]), slice=key)
                 | ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__"), slice=key)
             ) if text := self.text(key):
@@ -67,7 +77,10 @@ class Names:
                 return module and f"{module}.{text}"
             case ast.Subscript(value=ast.Attribute(attr="modules"), slice=key):
                 return self.text(key)
-            case ast.Call(args=[first, *_]) if self.dotted(node.func) in ("functools.partial", "jax.tree_util.Partial"):
+            case ast.Call(args=[first, *_]) if self.dotted(node.func) in (
+                "functools.partial",
+                "jax.tree_util.Partial",
+            ):
                 return self.dotted(first, depth)
         return ""
 
@@ -98,7 +111,14 @@ def bound_by(node: ast.AST) -> list[str]:
         return [node.arg]
     if isinstance(node, IMPORTS):
         return [alias.asname or alias.name.split(".")[0] for alias in node.names]
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+    kinds = (
+        ast.FunctionDef,
+        ast.AsyncFunctionDef,
+        ast.ClassDef,
+        ast.ExceptHandler,
+        ast.MatchAs,
+        ast.MatchStar,
+    )
     return [str(node.name)] if isinstance(node, kinds) else []
 
 
@@ -112,7 +132,10 @@ def assigned_once(nodes: Iterable[ast.AST], name: str) -> ast.expr | None:
     if Counter(own for node in nodes for own in bound_by(node))[name] != 1:
         return None
     found = (n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1)
-    return next((n.value for n in found if isinstance(n.targets[0], ast.Name) and n.targets[0].id == name), None)
+    return next(
+        (n.value for n in found if isinstance(n.targets[0], ast.Name) and n.targets[0].id == name),
+        None,
+    )
 
 
 def first_line(node: Any) -> int:

@@ -1,4 +1,6 @@
-"""Edits of a file's bytes: the rest of it stays, its ends of lines, its encoding, and the layout of a notebook."""
+"""Edits of a file's bytes: the rest of it stays, its ends of lines, its encoding, and the layout of
+a notebook.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Edit(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def program_of(data: bytes, path: str) -> Program:
-    """A file, or the cells of a notebook, as one Python program; a part that cannot be parsed raises its error."""
+    """A file, or the cells of a notebook, as one Python program; a part that cannot be parsed
+    raises its error.
+    """
     program = read(Path(path), data)
     for line, column, words in program.errors:
         raise SyntaxError(f"{words} (line {line}, column {column})")
@@ -45,8 +49,12 @@ def replacing(node: ast.stmt | ast.expr | ast.alias, text: str) -> Edit:
     return Edit((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), text)
 
 
-def in_place_of(node: ast.stmt, parent: ast.AST, lines: Sequence[str], statements: Sequence[str]) -> Edit:
-    """The edit that puts statements in the place of another; its inner comments stay, and a line of its own goes."""
+def in_place_of(
+    node: ast.stmt, parent: ast.AST, lines: Sequence[str], statements: Sequence[str]
+) -> Edit:
+    """The edit that puts statements in the place of another; its inner comments stay, and a line of
+    its own goes.
+    """
     edit = replacing(node, "")
     (line, column), (end_line, end_column) = edit.start, edit.end
     before = lines[line - 1].encode()[:column].decode()
@@ -61,12 +69,21 @@ def in_place_of(node: ast.stmt, parent: ast.AST, lines: Sequence[str], statement
 
 
 def before_jax(tree: ast.Module, lines: Sequence[str]) -> list[Edit]:
-    """Add imports before the first import of JAX: a program may set options that JAX reads at its import."""
-    of_jax = lambda n: any(m.startswith(("jax", "xmap_")) for part in ast.walk(n) for _, m in imported_names(part))  # noqa: E731
+    """Add imports before the first import of JAX: a program may set options that JAX reads at its
+    import.
+    """
+
+    def of_jax(n):
+        return any(
+            m.startswith(("jax", "xmap_")) for part in ast.walk(n) for _, m in imported_names(part)
+        )
+
     is_head = lambda n: isinstance(n, ast.Expr) or getattr(n, "module", "") == "__future__"  # noqa: E731
     if not lines:
         return []
-    first = next(filter(of_jax, tree.body), None) or next(itertools.filterfalse(is_head, tree.body), tree.body[-1])
+    first = next(filter(of_jax, tree.body), None) or next(
+        itertools.filterfalse(is_head, tree.body), tree.body[-1]
+    )
     at, end = (first_line(first), first.col_offset), "; " if first.col_offset else "\n"
     return [Edit(at, at, "".join(f"{line}{end}" for line in lines))]
 
@@ -96,7 +113,9 @@ def applied(data: bytes, path: str, edits: Iterable[Edit]) -> bytes:
         cell = notebook["cells"][number - 1]
         new = edited("".join(cell["source"]), own)
         cell["source"] = new if isinstance(cell["source"], str) else new.splitlines(keepends=True)
-    for indent, is_ascii, end_of_file in itertools.product((1, 2, 4, None), (False, True), ("\n", "")):
+    for indent, is_ascii, end_of_file in itertools.product(
+        (1, 2, 4, None), (False, True), ("\n", "")
+    ):
         dumped = functools.partial(json.dumps, indent=indent, ensure_ascii=is_ascii)
         if (dumped(json.loads(data)) + end_of_file).encode() == data:
             return (dumped(notebook) + end_of_file).encode()

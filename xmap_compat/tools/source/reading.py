@@ -1,4 +1,6 @@
-"""Programs as ``check`` reads them: Python files, and notebooks, whose code cells form one program."""
+"""Programs as ``check`` reads them: Python files, and notebooks, whose code cells form one
+program.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 NOTEBOOK = ".ipynb"
-# Magics: cells that run Python, statements that do (`if 1:` is as long as `%time`), and lines that do not.
+# Magics: cells that run Python, statements that do (`if 1:` is as long as `%time`), and lines that
+# do not.
 _PYTHON_CELL = re.compile(r"\s*%%(?:time|timeit|capture|prun)\b.*")
 _PYTHON_LINE = re.compile(r"(?m)^([ \t]*)%(?:time|prun)\b(?=[ \t]+\S)")
-_LINE = re.compile(r"(?m)^([ \t]*)(?:(?:[\w, ]+=[ \t]*)?[%!].*|\?{1,2}[\w.]+[ \t]*|[\w.]+\?{1,2}[ \t]*)$")
+_LINE = re.compile(
+    r"(?m)^([ \t]*)(?:(?:[\w, ]+=[ \t]*)?[%!].*|\?{1,2}[\w.]+[ \t]*|[\w.]+\?{1,2}[ \t]*)$"
+)
 _CANNOT = (OSError, SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError)
 Error = tuple[int, int, str]  # the line, the column, and what is wrong
 
@@ -30,7 +35,9 @@ class Program:
     path: Path
     text: str
     unread: tuple[Error, ...] = ()
-    cells: tuple[tuple[int, int], ...] = ((0, 0),)  # numbers in a notebook, and how many lines come before each
+    cells: tuple[tuple[int, int], ...] = (
+        (0, 0),
+    )  # numbers in a notebook, and how many lines come before each
 
     @functools.cached_property
     def _parsed(self) -> tuple[ast.Module, tuple[Error, ...]]:
@@ -80,10 +87,14 @@ def _notebook(path: Path, stored: Iterable[dict[str, list[str]]]) -> Program:
 
 
 def _python(cell: str) -> tuple[str, Error | None]:
-    """A cell as Python of as many lines (blank where it is none) after one more, and why it cannot be parsed."""
+    """A cell as Python of as many lines (blank where it is none) after one more, and why it cannot
+    be parsed.
+    """
     if re.match(r"\s*%%", cell):
         magic = _PYTHON_CELL.match(cell)
-        cell = "\n" * magic[0].count("\n") + cell[magic.end() :] if magic else "\n" * cell.count("\n")
+        cell = (
+            "\n" * magic[0].count("\n") + cell[magic.end() :] if magic else "\n" * cell.count("\n")
+        )
     # IPython dedents an indented cell; here the line before it opens a block.
     head = "if 1:\n" if re.match(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]", cell) else "\n"
     why = []
@@ -109,12 +120,16 @@ def _error(error: BaseException) -> Error:
 
 
 def source_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """The given files, and the Python files and notebooks below the given folders, except hidden ones."""
+    """The given files, and the Python files and notebooks below the given folders, except hidden
+    ones.
+    """
     for path in paths:
         if not path.is_dir():
             yield path
             continue
         for folder, folders, files in os.walk(path):
             folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")))
-            read = (f for f in sorted(files) if f.endswith((".py", NOTEBOOK)) and not f.startswith("."))
+            read = (
+                f for f in sorted(files) if f.endswith((".py", NOTEBOOK)) and not f.startswith(".")
+            )
             yield from (Path(folder, file) for file in read)
