@@ -1,8 +1,8 @@
 """README.md for a package index, which has no other files of the repository: its links and pictures lead to a home.
 
-The home is the ``Repository`` among ``project_urls`` in ``setup.cfg``, or an option of the build (``nox -s docs release -- --home URL``), which nox
-hands on in the environment.  Until there is one, links become their text, and pictures go: a link that leads nowhere is
-worse than none.
+The home is the ``Repository`` among ``project_urls`` in ``setup.cfg``, or an option of the build
+(``nox -s docs release -- --home URL``), which nox hands on in the environment.  Until there is one, links become
+their text, and pictures go: a link that leads nowhere is worse than none.
 """
 
 from __future__ import annotations
