@@ -177,10 +177,10 @@ def release(session):
         shutil.copy2(name, checkout / name)
     public, readme, settings = given_home(session), checkout / "README.md", checkout / "setup.cfg"
     readme.write_text(for_index(readme.read_text(), public))
-    if public and "\nurl = " not in settings.read_text():
-        settings.write_text(
-            settings.read_text().replace("[metadata]\n", f"[metadata]\nurl = {public}\n", 1)
-        )
+    without = settings.read_text()
+    if public and f"Repository = {public}" not in without:
+        stated = f"project_urls =\n    Repository = {public}\n"
+        settings.write_text(without.replace("project_urls =\n", stated))
     session.run("python", "-m", "build", "--outdir", str(made), str(checkout))
     (archive,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
     with tarfile.open(archive) as file:

@@ -24,6 +24,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import (
     collectives,
     contractions,
+    device,
+    device_programs,
     gradients,
     hlo,
     hlo_collectives,
@@ -420,3 +422,31 @@ def test_an_unknown_section_is_refused():
         "no section is called 'nonsense'; there are: programs, contractions, gradients, collectives, loops, "
         in done.stderr
     )
+
+
+# ------------------------------------------------------------------------- one accelerator
+
+DEVICE_PROGRAMS = [
+    *device_programs.programs(device_programs.CPU),
+    *device_programs.small_programs(),
+    *(program for _, program in device_programs.chunked_programs(device_programs.CPU)),
+]
+
+
+@pytest.mark.parametrize("program", DEVICE_PROGRAMS, ids=lambda program: program.name)
+def test_programs_for_an_accelerator_agree_with_those_by_hand(program):
+    with device.scope(program):
+        ours, theirs = program.named(*program.args), program.by_hand(*program.args)
+    assert measure.difference(ours, theirs) == ""
+
+
+def test_a_program_for_an_accelerator_that_differs_is_named(capsys):
+    other = jax.jit(lambda v: v + 1)
+    program = device_programs.Program("other", other, jax.jit(lambda v: v), (jnp.ones(3),))
+    missed = device.row(program, "program")
+    assert len(missed) == 1 and missed[0].startswith("other: ")
+    assert "by 1" in capsys.readouterr().out
+
+
+def test_arguments_on_another_kind_of_device_are_moved_or_refused():
+    assert device.elsewhere() == "moved: the result is on 8 CPUs, and right"
