@@ -303,8 +303,8 @@ MISUSES = {
     "specs with more keys than the argument": (
         lambda: xmap(identity, ({"a": I, "b": I},), I)({"a": ones(5)}),
         ValueError,
-        "in_axes[0] has 'b', which args[0] lacks: remove 'b'. The in_axes here: ({'a': ['i', ...], "
-        "'b': ['i', ...]},)"
+        "The keys of in_axes[0] are not those of args[0]. args[0] lacks 'b': remove 'b' from "
+        "in_axes[0]. The in_axes here: ({'a': ['i', ...], 'b': ['i', ...]},)"
         f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value, got "
         "specification ({'a': ['i', ...], 'b': ['i', ...]},) for value tree PyTreeDef(({'a': *},)). Note that xmap "
         "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
@@ -341,8 +341,9 @@ MISUSES = {
     "out specs with other keys than the result": (
         lambda: xmap(lambda x: {"a": {"b": x}}, I, {"a": {"c": I}})(ones(5)),
         ValueError,
-        "out_axes['a'] lacks 'b', which result['a'] has, and has 'c', which result['a'] lacks: add "
-        "'b': [...] or {}, and remove 'c'. The out_axes here: {'a': {'c': ['i', ...]}}"
+        "The keys of out_axes['a'] are not those of result['a']. out_axes['a'] lacks 'b': add 'b': "
+        "[...] or {}. result['a'] lacks 'c': remove 'c' from out_axes['a']. The out_axes here: {'a': {'c': ['i', "
+        "...]}}"
         f"{LEGACY}xmap out_axes specification must be a tree prefix of the corresponding value, got "
         "specification {'a': {'c': ['i', ...]}} for value tree PyTreeDef({'a': {'b': *}}).",
     ),

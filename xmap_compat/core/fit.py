@@ -188,14 +188,18 @@ _FEWER = "Name fewer dimensions, or pass an array that has them"
 
 def _not_a_prefix(
     where: str, specs: Any, parting: _Parting, tree: Any, is_of_xmap: bool = True
-) -> ValueError:
-    legacy = _legacy_not_a_prefix(where, specs, tree) if is_of_xmap else ""
-    written = f". The {where} here: {show(specs)}{legacy}"
+) -> Exception:
+    written = _as_written(where, specs, tree, is_of_xmap)
     if parting.has_keys:
         return _other_keys(where, parting, written)
     if (parting.found, parting.place) == ("None", "result"):
         return _names_of_nothing(written)
     return _other_structure(where, parting, written)
+
+
+def _as_written(where: str, specs: Any, tree: Any, is_of_xmap: bool) -> str:
+    legacy = _legacy_not_a_prefix(where, specs, tree) if is_of_xmap else ""
+    return f". The {where} here: {show(specs)}{legacy}"
 
 
 def _names_of_nothing(written: str) -> ValueError:
@@ -223,15 +227,16 @@ def _other_structure(where: str, parting: _Parting, written: str) -> ValueError:
 def _other_keys(where: str, parting: _Parting, written: str) -> ValueError:
     place = parting.place
     path = where + place.removeprefix("args").removeprefix("result").removeprefix("local")
-    wrong = []
-    remedies = []
+    differences = []
     if parting.missing:
-        wrong.append(f"lacks {_listed(parting.missing)}, which {place} has")
-        remedies.append("add " + ", ".join(f"{key!r}: [...] or {{}}" for key in parting.missing))
+        entries = ", ".join(f"{key!r}: [...] or {{}}" for key in parting.missing)
+        differences.append(f"{path} lacks {_listed(parting.missing)}: add {entries}")
     if parting.extra:
-        wrong.append(f"has {_listed(parting.extra)}, which {place} lacks")
-        remedies.append(f"remove {_listed(parting.extra)}")
-    return ValueError(f"{path} {', and '.join(wrong)}: {', and '.join(remedies)}{written}")
+        keys = _listed(parting.extra)
+        differences.append(f"{place} lacks {keys}: remove {keys} from {path}")
+    return ValueError(
+        f"The keys of {path} are not those of {place}. {'. '.join(differences)}{written}"
+    )
 
 
 def _listed(keys: Sequence[Any]) -> str:
