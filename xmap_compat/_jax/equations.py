@@ -310,6 +310,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], _Structured | None]] = {
     "closed_call": lambda params: Call(params["call_jaxpr"]),
     "eval_jaxpr": lambda params: Call(params["call_jaxpr"]),
     "composite": lambda params: Call(*subjaxprs(params)),
+    # No mesh axis is left to XLA's partitioner, so its rule is never asked.
+    "custom_partitioning": lambda params: Call(params["call"]),
     # custom_vjp(optimize_remat=True): XLA drops residuals that nothing reads
     "remat_opt": lambda params: Call(params["fwd_jaxpr"]),
     "remat2": lambda params: Checkpoint(params["jaxpr"], params["policy"], params["prevent_cse"]),
