@@ -137,7 +137,7 @@ def test_a_mesh_axis_in_a_rule_is_unbound(rule, how, used):
     messages = set()
     for placement in PLACEMENTS:
         with pytest.raises(
-            NameError, match="unbound axis name: x. Named axes in scope: "
+            NameError, match=r"unbound axis name: x\. Named axes in scope: "
         ) as caught:
             run(function, how, placement)
         messages.add(str(caught.value))
@@ -159,9 +159,7 @@ def test_the_rule_of_a_custom_vmap_names_no_axis(how, used):
 def test_the_transpose_of_a_linear_call_names_no_axis():
     function = transpose(lambda ct: lax.psum(ct, "i"))
     for placement in PLACEMENTS:
-        with pytest.raises(
-            NameError, match="linear_call may name no axes of the xmap. Use jax.cus"
-        ):
+        with pytest.raises(NameError, match="linear_call may name no axes of the xmap"):
             run(function, "gradient", placement)
 
 

@@ -147,7 +147,10 @@ def custom_vjp(
 
 # ---------------------------------------------------------------- batching rules, solvers
 
-_NAMES_IN_LINEAR_CALL = "The functions of a linear_call may name no axes of the xmap. Use jax.custom_vjp, whose rules may"
+_NAMES_IN_LINEAR_CALL = (
+    "The functions of a linear_call may name no axes of the xmap. "
+    "Use jax.custom_vjp, whose rules may"
+)
 _NAMES_IN_BATCHING_RULE = (
     "The rule of a custom_vmap may name no axes of the xmap: its arguments have all elements in "
     "their first dimension"
