@@ -37,6 +37,7 @@ from xmap_compat._jax.equations import (
     ShardMap,
     While,
     read,
+    with_traced_transpose,
 )
 from xmap_compat._jax.inlining import inline_calls
 from xmap_compat._jax.jaxprs import (

@@ -225,6 +225,12 @@ def read(eqn: Any) -> _Structured | None:
     return None if reader is None else reader(eqn.params)
 
 
+def with_traced_transpose(eqn: Any, trace: Callable[[Callable[[], Any]], Any]) -> Any:
+    """A ``linear_call`` whose transpose JAX traces, when it needs it, as ``trace`` calls it."""
+    traced_late = eqn.params["transpose_thunk"]
+    return eqn.replace(params={**eqn.params, "transpose_thunk": lambda: trace(traced_late)})
+
+
 def _scan(params):
     """Flat trees ``ft_in`` replace ``num_consts`` and ``num_carry`` since 0.11."""
     if "num_consts" in params:
@@ -304,6 +310,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], _Structured | None]] = {
     "closed_call": lambda params: Call(params["call_jaxpr"]),
     "eval_jaxpr": lambda params: Call(params["call_jaxpr"]),
     "composite": lambda params: Call(*subjaxprs(params)),
+    # No mesh axis is left to XLA's partitioner, so its rule is never asked.
+    "custom_partitioning": lambda params: Call(params["call"]),
     # custom_vjp(optimize_remat=True): XLA drops residuals that nothing reads
     "remat_opt": lambda params: Call(params["fwd_jaxpr"]),
     "remat2": lambda params: Checkpoint(params["jaxpr"], params["policy"], params["prevent_cse"]),

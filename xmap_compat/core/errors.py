@@ -180,7 +180,11 @@ def resource_conflict(message: str) -> Any:
 
 
 def unbound_name(
-    original: str, names: Mapping[Hashable, int], mesh_axes: Iterable[Any] = (), where: str = ""
+    original: str,
+    names: Mapping[Hashable, int],
+    mesh_axes: Iterable[Any] = (),
+    where: str = "",
+    advice: str = "",
 ) -> NameError:
     scope = ", ".join(f"{name}: {size}" for name, size in names.items()) or "none"
     # JAX goes on to advise jax.shard_map, which is no help here.
@@ -190,11 +194,9 @@ def unbound_name(
         meant = (
             f". `{unbound}` is an axis of the mesh: name the axis that axis_resources assign to it"
         )
-    advice = (
-        "Name one of them, or add the axis to in_axes or axis_sizes"
-        if names
-        else "Call it in a function for xmap"
-    )
+    if not advice and names:
+        advice = "Name one of them, or add the axis to in_axes or axis_sizes"
+    advice = advice or "Call it in a function for xmap"
     return NameError(
         f"Found an unbound axis name: {unbound}{where}. Named axes in scope: {scope}. {advice}{meant}"
     )

@@ -13,7 +13,13 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.placement import Body, enclosing_bodies, entered_body, known_inputs
+from xmap_compat.core.placement import (
+    Body,
+    current_scope,
+    enclosing_bodies,
+    entered_body,
+    known_inputs,
+)
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName
 
@@ -67,12 +73,14 @@ def trace_program(
     return NamedProgram(jaxpr, tuple(consts), jax.tree.structure(shapes), tuple(closed.out_avals))
 
 
-def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any:
+def trace_flat(
+    fun: Callable[..., Any], types: Sequence[Any], body: Body, in_our_shard_map: bool
+) -> Any:
     """Trace a callable held by a custom rule as the body was traced; returns a closed jaxpr."""
-    return _trace(fun, types, body)[0]
+    return _trace(fun, types, body, in_our_shard_map)[0]
 
 
-def _trace(fun, types, body):
+def _trace(fun, types, body, in_our_shard_map=False):
     axis_env = [*_new_mesh_axes(body), *body.sizes.items()]
 
     def trace():
@@ -82,21 +90,40 @@ def _trace(fun, types, body):
             raise errors.reference_from_outside()
         return closed, shapes
 
-    with _body_context(body):
+    mesh_axes = getattr(body.scope.mesh, "axis_names", ())
+    with _body_context(body), _unbound_names_in_words(sizes_in_scope, mesh_axes):
         try:
-            return _jax.plainly(trace)
-        except NameError as error:
-            if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
-                raise
-            # The error is changed in place, so that its traceback stays short and ends at the
-            # user's line.
-            mesh_axes = getattr(body.scope.mesh, "axis_names", ())
-            error.args = errors.unbound_name(str(error), sizes_in_scope(), mesh_axes).args
-            raise error from None  # JAX has tried the name as a position
+            return _jax.plainly(trace, in_our_shard_map)
         except (TypeError, ValueError) as error:
             if "returned a value of type" in str(error):
                 errors.note_once(error, _notes().RESULT)
             raise
+
+
+def call_without_axes(fun: Callable[[], Any], advice: str, in_our_shard_map: bool) -> Any:
+    """The result of a function that traces a rule which may name no axis of the xmap.
+
+    Args:
+      advice: for the error about a name.
+    """
+    offers_nothing = Body({}, current_scope())
+    with entered_body(offers_nothing), _unbound_names_in_words(dict, advice=advice):
+        return _jax.plainly(fun, in_our_shard_map)
+
+
+@contextlib.contextmanager
+def _unbound_names_in_words(
+    sizes: Callable[[], Mapping[AxisName, int]], mesh_axes: Sequence[Any] = (), advice: str = ""
+) -> Iterator[None]:
+    try:
+        yield
+    except NameError as error:
+        if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
+            raise
+        # The error is changed in place, so that its traceback stays short and ends at the
+        # user's line.
+        error.args = errors.unbound_name(str(error), sizes(), mesh_axes, advice=advice).args
+        raise error from None  # JAX has tried the name as a position
 
 
 def _notes() -> Any:

@@ -287,7 +287,7 @@ class _Task:
             needed, which = found.bytes_held or 0, "arguments and results are"
             if self.compiled:
                 read = steps.read_compiled(
-                    steps.compile_step(self.make(dict(resources)), self.args), self.mesh
+                    steps.compile_step(self.make(dict(resources)), self.args)
                 )
                 found = dataclasses.replace(
                     found, flops=read.cost.get("flops", 0.0), peak=read.peak
