@@ -1,4 +1,4 @@
-"""The text of the helper file: the definitions of ``helper/named_axes.py`` that a program needs."""
+"""The text of the helper file: the definitions of the module ``named_axes`` that a program needs."""
 
 from __future__ import annotations
 
