@@ -178,7 +178,9 @@ def search(
             raise _no_mesh()
         if (compiled or measure) and isinstance(scope, jax.sharding.AbstractMesh):
             raise no_devices(f"search(measure={measure}, compiled={compiled})", scope)
-        task = _Task(_maker(f_or_make, args), args, scope, fixed or {}, memory, compiled)
+        make = _maker(f_or_make, args, fixed or {})
+        name = api.name_of(f_or_make)
+        task = _Task(name, make, args, scope, fixed or {}, memory, compiled)
         assignments = _progress(task.assignments(), "search")
         found = _ranked([task.candidate(*alike) for alike in assignments])
         if measure:
@@ -200,10 +202,13 @@ def _check_arguments(f_or_make: Any, fixed: Any, memory: Any, measure: Any) -> N
         raise should_be("The argument measure of search", wanted, measure)
 
 
-def _maker(f_or_make: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[Resources], Any]:
+def _maker(
+    f_or_make: Callable[..., Any], args: tuple[Any, ...], fixed: Resources
+) -> Callable[[Resources], Any]:
     """The function that makes the step."""
     declared = declaration_of(f_or_make)
     if declared is not None:
+        _check_fixed(fixed, declared.names)
         return functools.partial(api.with_resources, declared)
     try:
         inspect.signature(f_or_make).bind({})
@@ -212,16 +217,24 @@ def _maker(f_or_make: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[Re
     return f_or_make
 
 
+def _check_fixed(fixed: Resources, known: Sequence[Hashable]) -> None:
+    unknown = [name for name in fixed if name not in known]
+    if unknown:
+        raise _unknown_fixed_axes(unknown, known)
+
+
 @dataclasses.dataclass
 class _Task:
     """The task of a search.
 
     Attributes:
+      name: that of the function which the user gave.
       make: makes the step.
       names: the axes to assign.
       kinds: for each mesh axis its size, or the axis itself where equal ones are not the same.
     """
 
+    name: str
     make: Callable[[Resources], Any]
     args: tuple[Any, ...]
     mesh: _jax.AnyMesh
@@ -235,9 +248,7 @@ class _Task:
         if not placed:
             raise _no_xmapped_call()
         known = dict(placed)
-        unknown = [name for name in self.fixed if name not in known]
-        if unknown:
-            raise _unknown_fixed_axes(unknown, list(known))
+        _check_fixed(self.fixed, list(known))
         self.names = [name for name in known if name not in self.fixed]
         has_own_shard_map = plan.mesh is not None and not any(known.values())
         self.kinds = dict(self.mesh.shape)
@@ -250,7 +261,8 @@ class _Task:
             step = self.make(fixed)
         except Exception as error:
             error.add_note(
-                f"search called make({fixed!r}), which should return the step for these resources"
+                f"search called {self.name}({fixed!r}) as make(axis_resources), which should return "
+                "the step with the resources of fixed. Pass an xmapped function, or make(axis_resources)"
             )
             raise
         if not callable(step):
@@ -441,7 +453,7 @@ def _no_maker(name: str, count: int) -> TypeError:
 def _unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
     return ValueError(
         f"search: fixed has resources for axes {as_set(unknown)}, but the xmapped functions of the step have the axes "
-        f"{as_set(known)}. Name only these{did_you_mean(unknown, known)}"
+        f"{as_set(known)}. Name only these in fixed{did_you_mean(unknown, known)}"
     )
 
 
