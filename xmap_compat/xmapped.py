@@ -26,7 +26,7 @@ from xmap_compat.core.specs import AxisName, argument_path
 from xmap_compat.errors import described, keyword_arguments, no_devices
 
 if TYPE_CHECKING:
-    from xmap_compat.tools.plan import CallPlan
+    from xmap_compat.tools.plan import Plan
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -84,6 +84,8 @@ class SharedCall:
         arguments = calls.bind_arguments(declared, args)
         placed = calls.place_arguments(declared, arguments)
         self.uses_mesh |= placed.uses_mesh or placed.first_device_of is not None
+        if placed.uses_mesh:
+            _jax.note_checks()
         for watcher in watch.watchers():
             watcher.traced(declared, placed, args)
         self.compared.traced(declared, placed, args)
@@ -256,7 +258,7 @@ class Planner:
         return f"<{self.declared.name}.plan: call it with the arguments of {self.declared.name}>"
 
     @_jax.api_boundary
-    def __call__(self, *args: Any, mesh: _jax.AnyMesh | None = None, **kwargs: Any) -> CallPlan:
+    def __call__(self, *args: Any, mesh: _jax.AnyMesh | None = None, **kwargs: Any) -> Plan:
         """The plan of one call, which is traced but neither compiled nor executed.
 
         Args:
@@ -276,13 +278,13 @@ class Planner:
           >>> "all-reduce" in str(plan)  # print(plan) shows all of it
           True
         """
-        from xmap_compat.tools.plan import describe_made
+        from xmap_compat.tools.plan import plan_of_call
 
         if kwargs:
             raise keyword_arguments(kwargs)
         with entered(check_mesh(f"{self.declared.name}.plan", mesh)):
             try:
-                return describe_made(self.declared, None, args)
+                return plan_of_call(self.declared, args)
             except TypeError:
                 _check_values(args)
                 raise

@@ -69,6 +69,7 @@ def writes(v):
 
 # For each part what needs it, and what is said where it is off (None: it works as well, or gives nothing).
 USES = {
+    "checks": (lambda: called(X), None),
     "contexts": (lambda: called(X), None),
     "spmd": (lambda: called(X), None),
     "processes": (_jax.process_store, None),
@@ -148,8 +149,8 @@ def run_changed(part, pattern, other):
     )
 
 
-# One process has no client.
-LATE = ("client.key_value_set", "client.key_value_dir_get")
+# One process has no client; checks of checkify are looked for late.
+LATE = ("client.key_value_set", "client.key_value_dir_get", "jax._src.checkify.error_checks")
 
 
 @pytest.mark.parametrize(

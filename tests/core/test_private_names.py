@@ -44,11 +44,16 @@ NEEDED = {
         "0.9 on",
         "under jit, the mesh of jax.set_mesh has no devices",
     ),
+    "jax._src.core.trace_ctx": ("0.9 on", "rules see mesh axes, which no body has"),
+    "jax._src.core.trace_ctx.axis_env": ("0.9 on", "the same"),
+    "jax._src.core.trace_ctx.set_axis_env": ("0.9 on", "the same"),
+    "jax._src.core.trace_ctx.axis_env.pop_pure": ("0.9 on", "the same"),
     "axis_data.name": ("0.9 on", "collectives of a vmap inside a body"),
 }
 
 # part: {name: the releases that have it}
 NICE = {
+    "checks": {"jax._src.checkify.error_checks": "0.9 on"},
     "contexts": {
         "jax._src.mesh.thread_resources": "0.9 on",
         "jax._src.mesh.thread_resources.env": "0.9 on",
@@ -72,13 +77,14 @@ NICE = {
     },
 }
 # Of those that JAX still has.
-MOST_NEEDED, MOST = 3, 20
+MOST_NEEDED, MOST = 7, 25
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
     "core.notes": 5,  # notes on errors of JAX and NumPy
     "tools.leave.mapped": 1,  # jax.vmap has no type for a result that is mapped after all
+    "tools.leave.helper.named_axes": 1,  # jax.vmap has no type for a result that is mapped after all
     "xmapped": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
 }
 
@@ -102,7 +108,7 @@ PARAMETERS = re.findall(
     body_jaxpr body_nconsts branches branches_platforms call call_jaxpr cond_jaxpr cond_nconsts const_lengths
     ft_in fwd_jaxpr in_specs interpret jaxpr jaxprs length manual_axes mesh name newly_manual_axes num_carry
     num_consts out_avals out_specs out_trees policy prevent_cse reverse subfuns symbolic_zeros
-    unroll
+    transpose_thunk unroll
     """,
 )
 # Those of some releases.
@@ -500,6 +506,7 @@ def structured_program(x):
     x = jax.checkpoint(jax.jit(jnp.sin))(x) + jax.vjp(vjp, x)[0]
     x = jax.lax.custom_linear_solve(lambda v: v, x, lambda _, b: b, lambda _, b: b)
     x = jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())(x)
+    x = jax.custom_derivatives.linear_call(lambda _, v: v, lambda _, ct: ct, (), x)
     x = pallas.pallas_call(lambda read, written: None, x, interpret=True)(x)
     return jnp.dot(jax.lax.all_gather(x, "i"), jnp.ones(1))
 

@@ -24,7 +24,6 @@ from placements import shaped
 import xmap_compat
 from xmap_compat import Mesh, SerialLoop, pdot, serial_loop, xmap
 from xmap_compat.tools.grid import block_holders, ranges
-from xmap_compat.tools.leave import mapped
 from xmap_compat.tools.text import show_bytes, wrapped
 
 
@@ -428,7 +427,7 @@ def test_turns_and_branches_are_counted(case, mesh42):
         assert [c.primitive for c in plan.collectives] == ["psum", "psum"]
 
 
-def test_equal_transfers_of_one_collective_are_counted_together(mesh42):
+def test_equal_transfers_of_one_collective_are_one_word(mesh42):
     """Every device sends one element to the next and one to the one before: two rounds alike."""
     to = {2 * d: (2 * d + 2) % 8 for d in range(4)} | {2 * d + 1: (2 * d - 1) % 8 for d in range(4)}
     with mesh42:
@@ -441,7 +440,8 @@ def test_equal_transfers_of_one_collective_are_counted_together(mesh42):
         plan = f.plan(shaped(8, 3))
     (collective,) = plan.collectives
     assert [(t.kind, t.elements, t.times, t.bytes_sent) for t in collective.transfers] == [
-        ("ppermute", 1, 2, 3 * 4)
+        ("ppermute", 1, 1, 3 * 4),
+        ("ppermute", 1, 1, 3 * 4),
     ]
     assert "ppermute of 1 element over x (2 times)" in collective.became
     assert collective.bytes_sent == plan.bytes_sent == 2 * 3 * 4
@@ -608,7 +608,7 @@ def test_what_a_report_leaves_out_is_where_it_says(mesh42):
 
 def test_positions_are_whole(mesh42):
     where = f"test_plan.py:{line_of(wide, 'softmax')}"
-    assert len(re.findall(rf"(?<!\S){where}(?!\S)", str(wide_plan(mesh42)))) == 3
+    assert len(re.findall(rf"(?<!\S){where}(?!\S)", str(wide_plan(mesh42)))) == 2
 
 
 def test_the_report_says_it_all(mesh42):
@@ -628,30 +628,6 @@ def test_the_report_says_it_all(mesh42):
         "in all, each device sends 48 B",
     ):
         assert text in words
-
-
-def test_a_plan_ends_with_what_a_person_writes_by_hand(mesh42):
-    def share(v):
-        return v / lax.psum(v, "i")
-
-    with mesh42:
-        plan = xmap(
-            share, ["i", "j"], ["i", "j"], axis_resources={"i": "x", "j": SerialLoop(2)}
-        ).plan(shaped(8, 4))
-    heading, *broken, collective = str(plan).rpartition("\n\n")[2].splitlines()
-    expression = " ".join(broken)
-    assert "by hand" in heading and plan.recipe == (expression, collective)
-    line = f"test_plan.py:{line_of(test_a_plan_ends_with_what_a_person_writes_by_hand, 'lax.psum')}"
-    assert collective == f"{line}: psum over i -> psum over ('x', 'i_local')"
-    v, as_said = (
-        np.arange(1.0, 33, dtype=np.float32).reshape(8, 4),
-        lambda v: v / lax.psum(v, ("x", "i_local")),
-    )
-    with jax.set_mesh(mesh42):
-        found = eval(
-            expression, {"mapped": mapped.mapped, "SerialLoop": mapped.SerialLoop, "share": as_said}
-        )(v)
-    np.testing.assert_allclose(found, v / v.sum(0), rtol=1e-6)
 
 
 def test_shared_loops_are_named_in_the_report():
@@ -820,7 +796,7 @@ def test_grey_blocks_are_in_the_legend(mesh42):
     assert swatch.get("fill") in {fill for tip, fill in tips if " on device 0 2 4 6" in tip}
 
 
-def test_arrays_that_lie_alike_are_one_drawing_if_their_names_are_short(mesh42):
+def test_arrays_that_lie_alike_are_one_drawing_with_all_names_if_these_are_short(mesh42):
     def names(*keys):
         f = xmap(
             lambda w: sum(w.values()),
@@ -833,9 +809,7 @@ def test_arrays_that_lie_alike_are_one_drawing_if_their_names_are_short(mesh42):
         return [t.text for t in tree.iter(f"{SVG}text") if t.get("class") == "bold"]
 
     assert "w['k'], w['q']" in names("q", "k")
-    assert {"w['keys_of_a_head']", "w['queries_of_a_head']"} < {
-        *names("queries_of_a_head", "keys_of_a_head")
-    }
+    assert "w['keys_of_a_head'] + 1 alike" in names("queries_of_a_head", "keys_of_a_head")
 
 
 def test_large_splits_keep_their_text():

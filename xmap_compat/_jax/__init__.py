@@ -37,6 +37,7 @@ from xmap_compat._jax.equations import (
     ShardMap,
     While,
     read,
+    with_traced_transpose,
 )
 from xmap_compat._jax.inlining import inline_calls
 from xmap_compat._jax.jaxprs import (
@@ -96,7 +97,7 @@ from xmap_compat._jax.primitives import (
     define_dual_primitives,
     define_named_primitive,
 )
-from xmap_compat._jax.tracing import current_trace, is_bound, jit, plainly
+from xmap_compat._jax.tracing import current_trace, is_bound, jit, plainly, traced_as
 from xmap_compat._jax.types import (
     draws_from_rbg,
     explicit_spec,
@@ -110,6 +111,7 @@ from xmap_compat._jax.types import (
 
 _without_origin = lambda x: ("hidden" if isinstance(x, jax.core.Tracer) else "constant", None)  # noqa: E731
 # What stands in where this JAX lacks something private that an optional part needs.
+note_checks = optional("checks", note_checks=lambda: None).note_checks
 axes_of_spmd_vmap = optional("spmd", axes_of_spmd_vmap=frozenset).axes_of_spmd_vmap
 process_store = optional("processes", process_store=lambda: None).process_store
 tracer_origin = optional("origins", tracer_origin=_without_origin).tracer_origin

@@ -15,6 +15,7 @@ from typing import Any
 
 # What is missing without each part.
 MISSING = {
+    "checks": "errors of checkify around an xmapped function have no notes",
     "contexts": "`with jax.sharding.Mesh(...)` sets no mesh for xmap, nor for bare PartitionSpecs",
     "spmd": "jax.vmap(spmd_axis_name=...) around an xmap with mesh resources is not refused in words",
     "processes": "processes do not compare their calls",

@@ -22,11 +22,11 @@ from xmap_compat.tools.leave.comparing import in_a_line
 from xmap_compat.tools.leave.construction import Change, Construction, Edited, Place, Spot
 from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
 from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
+from xmap_compat.tools.leave.recipe import recipe_of
 from xmap_compat.tools.leave.rewrite import Rewriter
 from xmap_compat.tools.leave.rewriting import AxisNames, Parts, Rewriting
 from xmap_compat.tools.leave.text import OURS, NotWritable, fresh
 from xmap_compat.tools.leave.user_code import Piece, calls_of_collectives, collectives
-from xmap_compat.tools.recipe import recipe_of
 
 
 @dataclasses.dataclass
