@@ -7,12 +7,16 @@ import sys
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
-os.environ["JAX_PLATFORMS"] = "cpu"
+# All sections but `device` are about fake CPU devices; that one takes the device that is there.
+ON_DEVICE = sys.argv[1:] == ["device"]
+if not ON_DEVICE:
+    os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 
+from benchmarks import device
 from benchmarks.measure import FULL, QUICK
 from benchmarks.sections import SECTIONS, run
 
@@ -25,7 +29,7 @@ def main() -> int:
         "sections",
         nargs="*",
         metavar="SECTION",
-        help=f"some of: {', '.join(SECTIONS)} (default: all)",
+        help=f"some of: {', '.join(SECTIONS)} (default: all); or `device` alone",
     )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, noisier times")
     parser.add_argument(
@@ -50,4 +54,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(device.main() if ON_DEVICE else main())

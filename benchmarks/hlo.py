@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from xmap_compat.tools.hlo import ARRAY, COMPUTATION, CompiledCollective, collectives, ints
+from benchmarks.hlo_collectives import ARRAY, COMPUTATION, CompiledCollective, collectives, ints
 
 _LINE = re.compile(
     r"^\s+(?P<root>ROOT )?%?[\w.\-]+ = (?P<type>\(.*?\)|\S+) (?P<kind>[a-z][\w\-]*)\(", re.MULTILINE

@@ -62,8 +62,7 @@ def compare(case: Case) -> Comparison:
         args = _placed(case, case.args(COMPILED_SCALE))
         programs = [fun().lower(*types).compile() for fun in (case.named, case.by_hand)]
         results = [jax.block_until_ready(program(*args)) for program in programs]
-    difference = _difference(*results)
-    return Comparison(case.name, *map(hlo.statistics, programs), difference)
+    return Comparison(case.name, *map(hlo.statistics, programs), difference(*results))
 
 
 def measure(case: Case, effort: Effort) -> Timed:
@@ -134,7 +133,7 @@ def placed_types(case: Case, args: Any) -> Any:
     return jax.tree.unflatten(tree, types)
 
 
-def _difference(ours: Any, theirs: Any) -> str:
+def difference(ours: Any, theirs: Any) -> str:
     """How two pytrees of arrays differ, by more than rounding; empty if they do not."""
     if jax.tree.structure(ours) != jax.tree.structure(theirs):
         return f"{jax.tree.structure(ours)} against {jax.tree.structure(theirs)}"

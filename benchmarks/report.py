@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.hlo import Statistics
+from benchmarks.hlo_collectives import CompiledCollective
 from benchmarks.measure import Comparison, Timed
 from benchmarks.sizes import Growth
-from xmap_compat.tools.hlo import CompiledCollective
 from xmap_compat.tools.transfers import bytes_sent
 
 GOALS = {

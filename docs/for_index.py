@@ -1,8 +1,8 @@
 """README.md for a package index, which has no other files of the repository: its links and pictures lead to a home.
 
-The home is the ``url`` in ``setup.cfg``, or an option of the build (``nox -s docs release -- --home URL``), which nox
-hands on in the environment.  Until there is one, links become their text, and pictures go: a link that leads nowhere is
-worse than none.
+The home is the ``Repository`` among ``project_urls`` in ``setup.cfg``, or an option of the build
+(``nox -s docs release -- --home URL``), which nox hands on in the environment.  Until there is one, links become
+their text, and pictures go: a link that leads nowhere is worse than none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ def home() -> str | None:
     """The public address of the repository, if the build or the package's metadata gives one."""
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
-    return os.environ.get("XMAP_COMPAT_HOME") or settings.get("metadata", "url", fallback=None)
+    stated = re.search(r"^Repository = (\S+)", settings["metadata"]["project_urls"], re.MULTILINE)
+    if "XMAP_COMPAT_HOME" in os.environ:
+        return os.environ["XMAP_COMPAT_HOME"]
+    return stated[1] if stated else None
 
 
 def blob(home: str, path: str, kind: str = "blob") -> str:

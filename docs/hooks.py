@@ -5,6 +5,7 @@
   become their paths if not: the site has no copy of them.
 - ``python raises`` and the like, which tell the tests what to expect, become plain ``python``.
 - The table of ``errors.md`` becomes a section for each message.
+- The migration guide loses its list of contents, which stands beside each page of the site.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ TABLE, ROWS = (
     re.compile(r"^\| message \|.*\n\|[-|]*\|\n", re.MULTILINE),
     re.compile(r"^\| (`.*?) \| (.*) \|$", re.MULTILINE),
 )
+CONTENTS = re.compile(r"^1\. \[.*?(?=^## )", re.DOTALL | re.MULTILINE)
 FENCES = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 
 
@@ -43,10 +45,11 @@ def on_page_markdown(markdown, page, config, files):
     uri = page.file.src_uri
     # Seen from docs/, for the files that lie above it.
     folder = "" if uri in AT_THE_TOP else posixpath.join("docs", posixpath.dirname(uri))
+    if uri == "migration_guide.md":
+        markdown = CONTENTS.sub("", markdown, count=1)
     if uri == "errors.md":
-        page.meta["search"] = {
-            "boost": 3
-        }  # who pastes a message wants its section, not a page that speaks of it
+        # Who pastes a message wants its section, not a page that speaks of it.
+        page.meta["search"] = {"boost": 3}
         markdown = ROWS.sub(r"#### \1\n\n\2\n", TABLE.sub("", markdown))
     parts = FENCES.split(markdown)
     parts[::2] = [

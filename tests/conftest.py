@@ -24,7 +24,9 @@ if jaxlib.version.__version_info__ < (0, 11):
 os.environ["XLA_FLAGS"] = " ".join(
     [*_QUICKLY, os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 )
-os.environ["JAX_PLATFORMS"] = "cpu"
+# On request, the GPU that is there instead (test_kernels.py), with the CPUs beside it.
+if "XMAP_COMPAT_GPU" not in os.environ:
+    os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XMAP_COMPAT_UNTESTED_JAX"] = "1"  # which is what a run on a newer JAX finds out
 os.environ["COLUMNS"] = "100"  # plans fit the terminal
 

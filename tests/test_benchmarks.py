@@ -24,8 +24,11 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import (
     collectives,
     contractions,
+    device,
+    device_programs,
     gradients,
     hlo,
+    hlo_collectives,
     loops,
     measure,
     passes,
@@ -36,7 +39,6 @@ from benchmarks import (
 )
 from benchmarks.measure import compare
 from benchmarks.sizes import Growth
-from xmap_compat.tools.hlo import parse_groups
 
 BRIEF = measure.Effort(rounds=1, calls=2, traces=1, cold_traces=1, compiles=1)
 
@@ -72,7 +74,71 @@ def statistics_of(fun, *args):
     ],
 )
 def test_device_groups_are_read_in_every_form(text, groups):
-    assert parse_groups(text) == groups
+    assert hlo_collectives.parse_groups(text) == groups
+
+
+HLO = """HloModule jit_f, num_partitions=8
+
+%body (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %r = f32[4]{0} all-reduce(%x), replica_groups={{0,2,4,6},{1,3,5,7}}, to_apply=%sum
+  ROOT %t = (s32[], f32[4]) tuple(%i, %r)
+}
+
+%unknown (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %r = f32[4]{0} collective-permute(%x), source_target_pairs={{0,1},{1,0}}
+  %w = (s32[], f32[4]) while(%p), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+}
+
+ENTRY %main (v: f32[4]) -> f32[4] {
+  %w = (s32[], f32[4]) while(%v), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %b = f32[4] conditional(%i, %v), branch_computations={%branch, %other}
+  %g = f32[16]{0} all-gather(%b), replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}, dimensions={0}
+}
+
+%branch (p: f32[4]) -> f32[4] {
+  ROOT %u = (s32[], f32[4]) while(%p), condition=%c, body=%unknown
+}
+"""
+
+
+def test_loops_of_a_compiled_program_are_multiplied():
+    found = {c.kind: c for c in hlo_collectives.collectives(HLO)}
+    assert {kind: c.times for kind, c in found.items()} == {
+        "all-reduce": None,
+        "collective-permute": None,
+        "all-gather": 1,
+    }
+    known = HLO.replace(
+        "body=%unknown", 'body=%unknown, backend_config={"known_trip_count":{"n":"2"}}'
+    )
+    assert {c.kind: c.times for c in hlo_collectives.collectives(known)}["all-reduce"] == 5 + 2 * 3
+    assert found["all-gather"].groups == ((0, 2, 4, 6), (1, 3, 5, 7))
+
+
+ONE = "f32[2,4]{1,0:T(8,128)}"
+STARTED = {
+    "an older all-reduce": (f"{ONE} all-reduce-start", 32),
+    "an older all-reduce of two": (f"({ONE}, {ONE}) all-reduce-start", 64),
+    "an all-reduce": (f"(({ONE}), {ONE}) all-reduce-start", 32),
+    "an all-reduce of two": (f"(({ONE}, {ONE}), ({ONE}, {ONE})) all-reduce-start", 64),
+    "an all-gather": (f"({ONE}, f32[8,4]{{1,0}}) all-gather-start", 128),
+    "an all-gather of two": (f"(({ONE}, {ONE}), (f32[8,4], f32[8,4])) all-gather-start", 256),
+    "a permutation": (f"({ONE}, {ONE}, u32[], u32[]) collective-permute-start", 32),
+    "a permutation of two": (
+        f"(({ONE}, {ONE}), ({ONE}, {ONE}), u32[]) collective-permute-start",
+        64,
+    ),
+    "an exchange": (f"(({ONE}), {ONE}) all-to-all-start", 32),
+}
+
+
+@pytest.mark.parametrize(("instruction", "nbytes"), STARTED.values(), ids=STARTED)
+def test_an_asynchronous_collective_has_the_bytes_of_its_results(instruction, nbytes):
+    """As compilers for GPUs and TPUs write them; the older ones do not return the operands of an all-reduce."""
+    text = "HloModule jit_f, num_partitions=8\n\n  %start.1 = {}(%a), {}={{{{0,2}},{{4,6}}}}, channel_id=1\n"
+    groups = "source_target_pairs" if "permute" in instruction else "replica_groups"
+    (found,) = hlo_collectives.collectives(text.format(instruction, groups))
+    assert found.nbytes == nbytes
 
 
 @pytest.mark.parametrize("axes, size", [("x", 4), ("y", 2), (("x", "y"), 8)])
@@ -356,3 +422,31 @@ def test_an_unknown_section_is_refused():
         "no section is called 'nonsense'; there are: programs, contractions, gradients, collectives, loops, "
         in done.stderr
     )
+
+
+# ------------------------------------------------------------------------- one accelerator
+
+DEVICE_PROGRAMS = [
+    *device_programs.programs(device_programs.CPU),
+    *device_programs.small_programs(),
+    *(program for _, program in device_programs.chunked_programs(device_programs.CPU)),
+]
+
+
+@pytest.mark.parametrize("program", DEVICE_PROGRAMS, ids=lambda program: program.name)
+def test_programs_for_an_accelerator_agree_with_those_by_hand(program):
+    with device.scope(program):
+        ours, theirs = program.named(*program.args), program.by_hand(*program.args)
+    assert measure.difference(ours, theirs) == ""
+
+
+def test_a_program_for_an_accelerator_that_differs_is_named(capsys):
+    other = jax.jit(lambda v: v + 1)
+    program = device_programs.Program("other", other, jax.jit(lambda v: v), (jnp.ones(3),))
+    missed = device.row(program, "program")
+    assert len(missed) == 1 and missed[0].startswith("other: ")
+    assert "by 1" in capsys.readouterr().out
+
+
+def test_arguments_on_another_kind_of_device_are_moved_or_refused():
+    assert device.elsewhere() == "moved: the result is on 8 CPUs, and right"

@@ -419,13 +419,11 @@ def test_the_readme_of_a_package_index_has_no_link_that_leads_nowhere(home, monk
     )
 
 
-def test_the_first_figure_shows_what_its_function_does():
+@pytest.mark.parametrize("name", ["one_function", "one_function_narrow"])
+def test_the_first_figure_shows_what_its_function_does(name):
     """Its numbers are those of the call, under the two assignments that it names."""
-    texts = list(
-        ElementTree.parse(ROOT / "docs" / "plans" / "one_function.svg").iter(
-            "{http://www.w3.org/2000/svg}text"
-        )
-    )
+    figure = ElementTree.parse(ROOT / "docs" / "plans" / f"{name}.svg")
+    texts = list(figure.iter("{http://www.w3.org/2000/svg}text"))
     numbers = {
         kind: np.float32(
             [t.text.replace("−", "-") for t in texts if t.get("class") == f"on {kind}"]

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import xmap_compat
-from benchmarks import hlo
+from benchmarks import hlo_collectives
 from xmap_compat import Mesh, xmap
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
@@ -25,7 +25,7 @@ def placed(shape, *spec):
 
 
 def gathered_bytes(compiled):
-    gathers = [c for c in hlo.collectives(compiled.as_text()) if c.kind == "all-gather"]
+    gathers = [c for c in hlo_collectives.collectives(compiled.as_text()) if c.kind == "all-gather"]
     return sorted(c.nbytes - c.nbytes // c.group_size for c in gathers)
 
 

@@ -16,6 +16,7 @@ from jax.extend.core import primitives
 from jax.interpreters import ad
 
 from xmap_compat._jax.jaxprs import HiPrim, bind_params, subjaxprs
+from xmap_compat._jax.tracing import traced_as
 from xmap_compat._jax.types import float0, instantiate_symbolic
 from xmap_compat._jax.version import VERSION
 
@@ -131,7 +132,7 @@ class CustomVjp(NamedTuple):
             )
             return list(map(instantiate_symbolic, out[0] if has_logs else out))
 
-        return run_fwd, run_bwd, bound["out_trees"]
+        return traced_as(fwd.f, run_fwd), traced_as(bwd.f, run_bwd), bound["out_trees"]
 
 
 class CustomVmap(NamedTuple):
@@ -225,6 +226,12 @@ def read(eqn: Any) -> _Structured | None:
     return None if reader is None else reader(eqn.params)
 
 
+def with_traced_transpose(eqn: Any, trace: Callable[[Callable[[], Any]], Any]) -> Any:
+    """A ``linear_call`` whose transpose JAX traces, when it needs it, as ``trace`` calls it."""
+    traced_late = eqn.params["transpose_thunk"]
+    return eqn.replace(params={**eqn.params, "transpose_thunk": lambda: trace(traced_late)})
+
+
 def _scan(params):
     """Flat trees ``ft_in`` replace ``num_consts`` and ``num_carry`` since 0.11."""
     if "num_consts" in params:
@@ -243,9 +250,11 @@ def _scan(params):
 
 def _custom_jvp(params):
     _, jvp = bind_params(primitives.custom_jvp_call_p, params)["subfuns"]
-    return CustomJvp(
-        params["call_jaxpr"], lambda *args: list(jvp.call_wrapped(*args)), params["symbolic_zeros"]
-    )
+
+    def rule(*args):
+        return list(jvp.call_wrapped(*args))
+
+    return CustomJvp(params["call_jaxpr"], traced_as(jvp.f, rule), params["symbolic_zeros"])
 
 
 def _linear_solve(params):
@@ -304,6 +313,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], _Structured | None]] = {
     "closed_call": lambda params: Call(params["call_jaxpr"]),
     "eval_jaxpr": lambda params: Call(params["call_jaxpr"]),
     "composite": lambda params: Call(*subjaxprs(params)),
+    # No mesh axis is left to XLA's partitioner, so its rule is never asked.
+    "custom_partitioning": lambda params: Call(params["call"]),
     # custom_vjp(optimize_remat=True): XLA drops residuals that nothing reads
     "remat_opt": lambda params: Call(params["fwd_jaxpr"]),
     "remat2": lambda params: Checkpoint(params["jaxpr"], params["policy"], params["prevent_cse"]),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
+from jax._src.core import trace_ctx
 
 from xmap_compat._jax.version import trace_state
 
@@ -18,15 +21,22 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
         return jax.jit(fun, backend=backend, **options)
 
 
+def traced_as(shown: Any, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Let JAX's errors say that it traced ``shown``, the user's function, when it traces ``fun``."""
+    fun.__signature__ = inspect.signature(fun)  # type: ignore[attr-defined]
+    fun.__wrapped__ = shown  # type: ignore[attr-defined]
+    return fun
+
+
 _UNCHECKED = jax.sharding.AbstractMesh((1,), ("xmap_compat_unchecked",))
 
 
-def plainly(make: Callable[[], Any]) -> Any:
+def plainly(make: Callable[[], Any], in_our_shard_map: bool = False) -> Any:
     """The result of ``make``, which traces as at top level: without manual or explicit meshes and
     their checks.
 
     A named program must not depend on where it will run; a custom rule of the user is
-    traced late, from within a typed ``shard_map``, and must not see that.
+    traced late, from within our typed ``shard_map``, and must see neither that nor its mesh axes.
     """
     current = jax.sharding.get_abstract_mesh()
     mesh = (
@@ -45,9 +55,22 @@ def plainly(make: Callable[[], Any]) -> Any:
     unchecked = jax.shard_map(
         plain, mesh=_UNCHECKED, in_specs=(), out_specs=jax.P(), check_vma=False
     )
-    with jax.sharding.use_abstract_mesh(mesh):
+    with _without_mesh_axes(in_our_shard_map), jax.sharding.use_abstract_mesh(mesh):
         jax.eval_shape(unchecked) if current.manual_axes else plain()
     return results[0]
+
+
+@contextlib.contextmanager
+def _without_mesh_axes(in_our_shard_map: bool) -> Iterator[None]:
+    """The context in which collectives do not see the mesh axes of our ``shard_map`` around."""
+    names = jax.sharding.get_abstract_mesh().manual_axes if in_our_shard_map else ()
+    before = trace_ctx.axis_env
+    try:
+        for name in filter(is_bound, names):
+            trace_ctx.set_axis_env(trace_ctx.axis_env.pop_pure(name))
+        yield
+    finally:
+        trace_ctx.set_axis_env(before)
 
 
 def current_trace() -> Any:

@@ -24,7 +24,7 @@ def jaxpr_of_equation(eqn: Any) -> Any:
 
 def _plain_jaxpr(fun, avals):
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-    return plainly(lambda: jax.make_jaxpr(fun)(*types))
+    return plainly(lambda: jax.make_jaxpr(fun)(*types), in_our_shard_map=True)
 
 
 # A call of a jaxpr whose types do not vary, on values whose types do.

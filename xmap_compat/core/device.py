@@ -73,7 +73,12 @@ class DeviceView:
         """Whether values carry varying mesh axes in their type (we are inside our
         ``shard_map``).
         """
-        return bool(self.mesh_axes) and not (self.nested or self.untyped)
+        return self.in_our_shard_map and not self.untyped
+
+    @property
+    def in_our_shard_map(self) -> bool:
+        """Whether JAX sees mesh axes, which no body has."""
+        return bool(self.mesh_axes) and not self.nested
 
     def placement_of(self, name: AxisName) -> Placement:
         """The placement of an axis; an axis bound outside of this xmap acts as a mesh axis that it

@@ -77,7 +77,10 @@ class Execution:
     def _evaluate(self, values, args):
         placed, view = self.placed, self.view
         body = placed.body if view.mesh_axes else dataclasses.replace(placed.body, mesh_axes={})
-        trace = lambda fun, types: trace_flat(fun, types, body)  # noqa: E731
+
+        def trace(fun, types):
+            return trace_flat(fun, types, body, view.in_our_shard_map)
+
         outer = as_placements(body.mesh_axes, nested=True) if view.nested else {}
         checker = Checker(view.placements, placed.fun_name, outer)
         jaxpr = placed.program.jaxpr

@@ -13,7 +13,13 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.placement import Body, enclosing_bodies, entered_body, known_inputs
+from xmap_compat.core.placement import (
+    Body,
+    current_scope,
+    enclosing_bodies,
+    entered_body,
+    known_inputs,
+)
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName
 
@@ -53,12 +59,8 @@ def trace_program(
 
     @functools.wraps(fun)
     def with_known_inputs(*args):
-        with known_inputs(jax.tree.leaves(args), known):
-            try:
-                return fun(*args)
-            except (IndexError, NotImplementedError, TypeError, ValueError) as error:
-                _notes().add_note(error)  # says what the error has to do with named axes
-                raise
+        with known_inputs(jax.tree.leaves(args), known), _noting_errors():
+            return fun(*args)
 
     closed, shapes = _trace(with_known_inputs, types, body)
     jaxpr, consts = _jax.open_jaxpr(closed)
@@ -67,12 +69,30 @@ def trace_program(
     return NamedProgram(jaxpr, tuple(consts), jax.tree.structure(shapes), tuple(closed.out_avals))
 
 
-def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any:
+def trace_flat(
+    fun: Callable[..., Any], types: Sequence[Any], body: Body, in_our_shard_map: bool
+) -> Any:
     """Trace a callable held by a custom rule as the body was traced; returns a closed jaxpr."""
-    return _trace(fun, types, body)[0]
+
+    @functools.wraps(fun)
+    def with_notes(*args):
+        with _noting_errors():
+            return fun(*args)
+
+    return _trace(with_notes, types, body, in_our_shard_map)[0]
 
 
-def _trace(fun, types, body):
+@contextlib.contextmanager
+def _noting_errors() -> Iterator[None]:
+    """Have an error say what it has to do with named axes."""
+    try:
+        yield
+    except (IndexError, NotImplementedError, TypeError, ValueError) as error:
+        _notes().add_note(error)
+        raise
+
+
+def _trace(fun, types, body, in_our_shard_map=False):
     axis_env = [*_new_mesh_axes(body), *body.sizes.items()]
 
     def trace():
@@ -82,21 +102,40 @@ def _trace(fun, types, body):
             raise errors.reference_from_outside()
         return closed, shapes
 
-    with _body_context(body):
+    mesh_axes = getattr(body.scope.mesh, "axis_names", ())
+    with _body_context(body), _unbound_names_in_words(sizes_in_scope, mesh_axes):
         try:
-            return _jax.plainly(trace)
-        except NameError as error:
-            if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
-                raise
-            # The error is changed in place, so that its traceback stays short and ends at the
-            # user's line.
-            mesh_axes = getattr(body.scope.mesh, "axis_names", ())
-            error.args = errors.unbound_name(str(error), sizes_in_scope(), mesh_axes).args
-            raise error from None  # JAX has tried the name as a position
+            return _jax.plainly(trace, in_our_shard_map)
         except (TypeError, ValueError) as error:
             if "returned a value of type" in str(error):
                 errors.note_once(error, _notes().RESULT)
             raise
+
+
+def call_without_axes(fun: Callable[[], Any], advice: str, in_our_shard_map: bool) -> Any:
+    """The result of a function that traces a rule which may name no axis of the xmap.
+
+    Args:
+      advice: for the error about a name.
+    """
+    offers_nothing = Body({}, current_scope())
+    with entered_body(offers_nothing), _unbound_names_in_words(dict, advice=advice):
+        return _jax.plainly(fun, in_our_shard_map)
+
+
+@contextlib.contextmanager
+def _unbound_names_in_words(
+    sizes: Callable[[], Mapping[AxisName, int]], mesh_axes: Sequence[Any] = (), advice: str = ""
+) -> Iterator[None]:
+    try:
+        yield
+    except NameError as error:
+        if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
+            raise
+        # The error is changed in place, so that its traceback stays short and ends at the
+        # user's line.
+        error.args = errors.unbound_name(str(error), sizes(), mesh_axes, advice=advice).args
+        raise error from None  # JAX has tried the name as a position
 
 
 def _notes() -> Any:

@@ -26,7 +26,7 @@ def no_maker(name: str, count: int) -> TypeError:
 def unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
     return ValueError(
         f"search: fixed has resources for axes {as_set(unknown)}, but the xmapped functions of the step have the axes "
-        f"{as_set(known)}. Name only these{did_you_mean(unknown, known)}"
+        f"{as_set(known)}. Name only these in fixed{did_you_mean(unknown, known)}"
     )
 
 

@@ -24,7 +24,6 @@ from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
-from xmap_compat.tools.recipe import recipe_of
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.staged import Position, bytes_of, position_of, staged_program
 from xmap_compat.tools.text import short_type
@@ -114,7 +113,6 @@ class CallPlan(Shown):
       collectives: the collectives, in the order of the program.
       gathered: the arguments that are gathered where they enter, as far as arrays or types have
       shardings.
-      recipe: what you write by hand in plain JAX: an expression, and a line for each collective.
     """
 
     function: str
@@ -125,7 +123,6 @@ class CallPlan(Shown):
     results: tuple[Array, ...]
     collectives: tuple[Collective, ...]
     gathered: tuple[Gathered, ...]
-    recipe: tuple[str, ...]
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -196,7 +193,6 @@ def describe_made(
         results_of(placed),
         collectives(staged_program(jaxpr), numbers),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
-        tuple(recipe_of(declared, placed)),
     )
 
 

@@ -16,7 +16,6 @@ from xmap_compat.tools.search import Candidate, Candidates
 from xmap_compat.tools.shown import axes_name
 from xmap_compat.tools.steps import Compiled, StepPlan
 from xmap_compat.tools.text import (
-    MANY,
     WIDTH,
     Rows,
     by_key,
@@ -35,7 +34,6 @@ from xmap_compat.tools.transfers import Collective, Transfer, alike_transfers
 
 # A plan of a large program fits a screen; its attributes have all rows.
 MAX_CANDIDATES, MAX_REFUSED = 20, 5
-BY_HAND = "by hand, with `mapped` of xmap_compat/tools/leave/mapped.py:"
 
 
 def _show_mesh(mesh: _jax.AnyMesh | None) -> str:
@@ -184,12 +182,7 @@ def text(plan: Any) -> str:
     arrays = _array_rows("argument", plan.arguments), _array_rows("result", plan.results)
     tables = _tables(axes, nested, *arrays, _gathered_rows(plan), _collective_rows(plan))
     held = f"each device holds {show_bytes(plan.bytes_held)} of arguments and results"
-    recipe = plan.recipe if len(plan.recipe) <= MANY else plan.recipe[: MANY - 1]
-    hidden = [f"... and {len(plan.recipe) - len(recipe)} more: see plan.recipe"] * (
-        len(plan.recipe) > MANY
-    )
-    by_hand = _lines([BY_HAND, *recipe, *hidden])
-    return "\n\n".join([_title(plan), *tables, _lines([held, _total(plan)]), by_hand])
+    return "\n\n".join([_title(plan), *tables, _lines([held, _total(plan)])])
 
 
 @text.register
@@ -201,36 +194,20 @@ def _(plan: StepPlan) -> str:
         calls.append(
             (call.function, *cells, show_bytes(call.bytes_held), show_bytes(call.bytes_sent))
         )
-    unknown = "what the compiler adds outside of the calls is known with compiled=True"
-    lines = [_total(plan), *[unknown] * (plan.compiled is None)]
     tables = _tables(calls, _gathered_rows(plan), _transfer_rows(plan.transfers))
-    compiled = [] if plan.compiled is None else _compiled_tables(plan, plan.compiled)
-    return "\n\n".join([_title(plan), *tables, _lines(lines), *compiled])
+    compiled = [] if plan.compiled is None else ["\n".join(table(_compiled_rows(plan.compiled)))]
+    return "\n\n".join([_title(plan), *tables, _lines([_total(plan)]), *compiled])
 
 
-def _compiled_tables(plan: StepPlan, compiled: Compiled) -> list[str]:
-    """XLA's figures, and its collectives where they are not the planned ones."""
+def _compiled_rows(compiled: Compiled) -> Rows:
+    """XLA's figures."""
     figures: Rows = [("by XLA, for one device", "")]
     figures += [
         (name, show_bytes(round(n)) if "bytes" in name else show_count(n))
         for name, n in compiled.cost.items()
     ]
     figures += [(name, show_bytes(count)) for name, count in compiled.memory.items() if count]
-    differ: Rows = [("compiled otherwise", "over", "planned", "compiled")]
-    for d in plan.differences:
-        differ.append(
-            (
-                d.kind,
-                listed(d.mesh_axes),
-                *(show_bytes(n) if n else "-" for n in (d.planned, d.compiled)),
-            )
-        )
-    same = [] if plan.differences else ["XLA sends what is planned."]
-    return [
-        "\n".join(table(figures)),
-        *same,
-        *(["\n".join(table(differ))] if plan.differences else []),
-    ]
+    return figures
 
 
 # --------------------------------------------------------------------------- searches

@@ -219,6 +219,9 @@ class _Task:
         self.make = (
             f_or_make if declared is None else functools.partial(api.with_resources, declared)
         )
+        unknown = [n for n in fixed if declared is not None and n not in declared.names]
+        if unknown:
+            raise errors.unknown_fixed_axes(unknown, declared.names)
         try:
             inspect.signature(self.make).bind({})
         except TypeError:
@@ -227,7 +230,8 @@ class _Task:
             step = self.make(dict(fixed))
         except Exception as error:
             error.add_note(
-                f"search called make({dict(fixed)!r}), which should return the step for these resources"
+                f"search called {api.name_of(f_or_make)}({dict(fixed)!r}) as make(axis_resources), which should return "
+                "the step with the resources of fixed. Pass an xmapped function, or make(axis_resources)"
             )
             raise
         if not callable(step):
@@ -287,7 +291,7 @@ class _Task:
             needed, which = found.bytes_held or 0, "arguments and results are"
             if self.compiled:
                 read = steps.read_compiled(
-                    steps.compile_step(self.make(dict(resources)), self.args), self.mesh
+                    steps.compile_step(self.make(dict(resources)), self.args)
                 )
                 found = dataclasses.replace(
                     found, flops=read.cost.get("flops", 0.0), peak=read.peak

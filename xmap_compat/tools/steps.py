@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -25,7 +24,6 @@ from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
 from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.errors import described, no_devices
-from xmap_compat.tools import hlo
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
 from xmap_compat.tools.plan import Array, CallPlan, arguments_of, describe_made, results_of
 from xmap_compat.tools.shown import Shown
@@ -34,24 +32,10 @@ from xmap_compat.tools.transfers import (
     EquationNumbers,
     NumberingEvaluator,
     Transfer,
-    axes_within,
-    bytes_sent,
     every_transfer,
     sent_over,
     total_bytes,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """Collectives of one kind over the same mesh axes: the bytes that each device sends, planned
-    and compiled.
-    """
-
-    kind: str
-    mesh_axes: tuple[Any, ...]
-    planned: int
-    compiled: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +46,10 @@ class Compiled:
       cost: its ``cost_analysis``, without the figures of single operands.  A loop counts as one
       iteration.
       memory: its ``memory_analysis``.
-      transfers: every collective of the compiled program.
     """
 
     cost: Mapping[str, float]
     memory: Mapping[str, int]
-    transfers: tuple[Transfer, ...]
 
     @property
     def peak(self) -> int:
@@ -95,7 +77,7 @@ class StepPlan(Shown):
       transfers: the transfers between devices in these calls and their derivatives, in the order of
       the program.
       gathered: arguments that are gathered where they enter a call, if they are concrete arrays or
-        have Explicit types; for others see ``compiled``.
+        have Explicit types.
       compiled: the compiled step; None unless ``compiled=True``.
     """
 
@@ -118,30 +100,6 @@ class StepPlan(Shown):
         """
         return sent_over(self.transfers, self.mesh)
 
-    @property
-    def differences(self) -> tuple[Difference, ...]:
-        """Where the collectives of the compiled step are not the planned ones; empty if it is not
-        compiled.
-        """
-        if self.compiled is None:
-            return ()
-        ours, theirs = _bytes_by_kind(self.transfers), _bytes_by_kind(self.compiled.transfers)
-        rounding = 2 * len(
-            self.transfers
-        )  # XLA sends several arrays as one, whose parts are rounded up once
-        found = (
-            Difference(*key, ours.get(key, 0), theirs.get(key, 0)) for key in {**ours, **theirs}
-        )
-        return tuple(d for d in found if abs(d.planned - d.compiled) > rounding * (d.planned > 0))
-
-
-def _bytes_by_kind(transfers: tuple[Transfer, ...]) -> dict[tuple[str, tuple[Any, ...]], int]:
-    sent: dict[tuple[str, tuple[Any, ...]], int] = {}
-    for t in transfers:
-        key = t.kind, tuple(sorted(t.mesh_axes, key=str))
-        sent[key] = sent.get(key, 0) + t.counted
-    return sent
-
 
 @_jax.api_boundary
 def plan(
@@ -155,8 +113,7 @@ def plan(
     Args:
       step: the function; it is traced, not executed.
       args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
-      compiled: whether to compile it as well, for XLA's FLOPs and bytes, and the collectives that
-      XLA decides on.
+      compiled: whether to compile it as well, for XLA's FLOPs and bytes.
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
 
     Returns:
@@ -181,7 +138,7 @@ def plan(
             raise no_devices("plan(..., compiled=True)", found.mesh)
         return found.plan(
             api.name_of(step),
-            read_compiled(compile_step(step, args), found.mesh) if compiled else None,
+            read_compiled(compile_step(step, args)) if compiled else None,
         )
 
 
@@ -287,11 +244,8 @@ def compile_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return (step if hasattr(step, "lower") else jax.jit(step)).lower(*args).compile()
 
 
-def read_compiled(compiled: Any, mesh: _jax.AnyMesh | None) -> Compiled:
+def read_compiled(compiled: Any) -> Compiled:
     """What XLA says about a ``jax.stages.Compiled``."""
-    scope = mesh if mesh is not None else current_scope().mesh
-    found = hlo.collectives(compiled.as_text()) if scope is not None else []
-    transfers = tuple(t for c in found if (t := from_hlo(c, dict(scope.shape))) is not None)  # type: ignore[union-attr]
     memory = compiled.memory_analysis()
     names = (n for n in dir(memory) if n.endswith("_in_bytes") and not n.startswith("host_"))
     cost = {
@@ -299,19 +253,4 @@ def read_compiled(compiled: Any, mesh: _jax.AnyMesh | None) -> Compiled:
         for name, value in sorted((compiled.cost_analysis() or {}).items())
         if "{" not in name
     }
-    return Compiled(cost, {name: getattr(memory, name) for name in names}, transfers)
-
-
-def from_hlo(found: hlo.CompiledCollective, mesh_shape: Mapping[Any, int]) -> Transfer | None:
-    """A collective of a compiled program as a transfer over mesh axes; None if it moves nothing."""
-    kind = "ppermute" if found.kind == "collective-permute" else found.kind
-    axes = axes_within(found.groups, mesh_shape)
-    if not axes:
-        return None
-    devices = found.group_size if kind != "ppermute" else math.prod(mesh_shape[a] for a in axes)
-    held = {"all-gather": found.nbytes // devices, "reduce-scatter": found.nbytes * devices}.get(
-        kind, found.nbytes
-    )
-    return Transfer(
-        kind, axes, devices, "", None, bytes_sent(kind, held, devices), found.times, False
-    )
+    return Compiled(cost, {name: getattr(memory, name) for name in names})

@@ -19,8 +19,10 @@ from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import cast_alike, cast_to, laid_out
 from xmap_compat.core.errors import quoted
 from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
+from xmap_compat.core.trace import call_without_axes
 from xmap_compat.core.values import NamedValue, is_smooth, split
 
 
@@ -145,6 +147,27 @@ def custom_vjp(
 
 # ---------------------------------------------------------------- batching rules, solvers
 
+_NAMES_IN_LINEAR_CALL = (
+    "The functions of a linear_call may name no axes of the xmap. "
+    "Use jax.custom_vjp, whose rules may"
+)
+_NAMES_IN_BATCHING_RULE = (
+    "The rule of a custom_vmap may name no axes of the xmap: its arguments have all elements in "
+    "their first dimension"
+)
+
+
+def linear_call(
+    ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any
+) -> list[NamedValue]:
+    """A ``linear_call``, whose transpose JAX traces when it differentiates."""
+    advice = _NAMES_IN_LINEAR_CALL
+
+    def trace(transpose):
+        return call_without_axes(transpose, advice, ev.view.in_our_shard_map)
+
+    return bind_ordinary(ev.view, _jax.with_traced_transpose(eqn, trace), operands)
+
 
 def custom_vmap(
     ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any
@@ -153,9 +176,33 @@ def custom_vmap(
     it calls Python.
     """
     names = frozenset().union(*(v.names for v in operands))
+    if names and not _jax.has_side_effect(eqn):
+        _check_batching_rule(ev, operands, names, eqn)
     if not _jax.has_side_effect(eqn) and (ev.view.local_names(names) or not ev.view.typed):
         return bind_named(ev.view, eqn.primitive, operands, eqn.params)
     return [cast_to(ev.view, out, names) for out in ev.evaluate(call.body, operands)]
+
+
+def _check_batching_rule(ev, operands, names, eqn):
+    """Trace a user's batching rule over whole axes: it must not name them, wherever they lie."""
+    placements = ev.view.placements
+    levels = []
+    for name in placements:
+        if name in names:
+            positions = [0 if name in v.names else None for v in operands]
+            levels.append((placements[name].size, positions))
+    types = []
+    for v in operands:
+        sizes = [p.size for n, p in placements.items() if n in v.names]
+        types.append(jax.ShapeDtypeStruct((*sizes, *v.positional_shape()), v.data.dtype))
+
+    def rule(*xs):
+        return _jax.bind_batched(eqn.primitive, xs, eqn.params, levels)
+
+    def trace():
+        jax.eval_shape(rule, *types)
+
+    call_without_axes(trace, _NAMES_IN_BATCHING_RULE, ev.view.in_our_shard_map)
 
 
 def linear_solve(

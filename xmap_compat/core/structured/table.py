@@ -78,4 +78,5 @@ STRUCTURED: Mapping[Any, Rule] = {
     **dict.fromkeys(CALLBACKS, call_python),
     **dict.fromkeys(("sharding_constraint", "reshard"), _sharding_constraint),
     "device_put": _device_put,
+    "linear_call": custom_derivatives.linear_call,
 }
