@@ -60,7 +60,6 @@ def main(options: argparse.Namespace) -> int:
     except Refused as error:
         print(f"leave: {error}", file=sys.stderr)
     except Exception as error:  # a fault of ours; the user's files are as they were
-        if os.environ.get("LEAVE_DEBUG"): raise
         print(f"leave: {messages.INTERNAL.format(error=in_a_line(error))}", file=sys.stderr)
     return 2
 

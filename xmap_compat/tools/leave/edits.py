@@ -19,10 +19,10 @@ from typing import Any
 from xmap_compat.tools.check import editor, findings, table
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Collective, Construction, Found
-from xmap_compat.tools.leave.helper_text import helper_text
+from xmap_compat.tools.leave.helper_text import FUNCTIONS
 from xmap_compat.tools.leave.patch import Changes, Refused
 from xmap_compat.tools.leave.place_of_helper import Helper
-from xmap_compat.tools.leave.places import GONE, HOMES, XMAPS, Source, span_of
+from xmap_compat.tools.leave.places import GONE, HOMES, Source, span_of
 from xmap_compat.tools.source.bindings import IMPORTS, Names
 from xmap_compat.tools.source.layout import applied, program_of, replacing
 from xmap_compat.tools.source.renaming import TOKEN, Renaming
@@ -135,8 +135,8 @@ class Program:
             return ""  # a layer of a library, of which the replay tells
         text = source.shown(call.func)
         library = source.library(call.func)
-        is_looked_up = library == f"jax.lax.{each.primitive}"
-        remedy = messages.BY_NAME.format(library) if is_looked_up else messages.BY_COLLECTIVES
+        is_known = library in FUNCTIONS
+        remedy = messages.BY_NAME.format(library) if is_known else messages.BY_COLLECTIVES
         return messages.NOT_NAMED.format(where=source.where(call), text=text, remedy=remedy)
 
     # ---- the edits
@@ -205,7 +205,7 @@ class Program:
         start, _, _ = replacing(call, "")
         dot = replacing(function.value, "").end
         given: Any = [*call.args, *(k for k in call.keywords)][0]
-        between = source.text_between(dot, (given.lineno, given.col_offset))
+        between = source.between(dot, (given.lineno, given.col_offset))
         closing = between[: between.rindex(f".{name}")] if f".{name}" in between else ""
         renaming.write(start, start, f"{{h:{name}}}(")
         renaming.write(dot, (given.lineno, given.col_offset), f"{closing.rstrip()}, ")

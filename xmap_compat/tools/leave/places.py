@@ -9,7 +9,7 @@ from typing import Any
 
 from xmap_compat.tools.leave.helper_text import FUNCTIONS, METHODS, REDUCTIONS
 from xmap_compat.tools.source.bindings import Names, text_of
-from xmap_compat.tools.source.layout import program_of
+from xmap_compat.tools.source.layout import program_of, replacing
 
 HOMES = ("jax.experimental.maps", "xmap_compat", "jax.interpreters.pxla")
 GONE = tuple(f"{home}." for home in HOMES)
@@ -122,7 +122,9 @@ class Source:
         """The dotted name of a function of a library; empty for the program's own, and for
         variables.
         """
-        name = self.names.dotted(node)
+        name = self.names.of(node)
+        if not isinstance(node, (ast.Name, ast.Attribute)):
+            name = self.names.dotted(node)
         root = name.lstrip(".").partition(".")[0]
         return "" if name.startswith(".") or root in self._own else name
 
@@ -158,7 +160,8 @@ class Source:
         """A call of a library that names one of these axes, and stays."""
         for call in self.calls.values():
             library = self.library(call.func)
-            if library and not self.is_named(call) and self._names_one(call, library, names):
+            is_checked = library and library != "functools.partial" and not self.is_named(call)
+            if is_checked and self._names_one(call, library, names):
                 return call
         return None
 
@@ -172,13 +175,16 @@ class Source:
             given = [*given, *call.args]
         return any(name in names for value in given for name in texts_in(value))
 
+    def between(self, start: tuple[int, int], end: tuple[int, int]) -> str:
+        """The text of a part of the file."""
+        lines = [line.encode() for line in self.lines[start[0] - 1 : end[0]]]
+        lines[-1] = lines[-1][: end[1]]
+        lines[0] = lines[0][start[1] :]
+        return b"\n".join(lines).decode()
+
     def shown(self, node: Any) -> str:
         """The first line of a part of the file."""
-        text = "\n".join(self.lines[node.lineno - 1 : node.end_lineno])
-        return (ast.get_source_segment(self.lines_from(node, text), node) or text).split("\n")[0]
-
-    def lines_from(self, node: Any, text: str) -> str:
-        return "\n" * (node.lineno - 1) + text
+        return self.between(*replacing(node, "")[:2]).split("\n")[0]
 
     def where(self, node: Any) -> str:
         return f"{os.path.basename(self.path)}:{node.lineno}"

@@ -75,7 +75,8 @@ class Report:
         print(f"{len(self.patched)} of {len(every)} constructions patched, {where}")
         self.write(changes)
         stays = [f"xmap of {c.where}" for c in every if c not in self.patched]
-        stays += self.edited.left if self.edited else []
+        left = self.edited.left if self.edited else []
+        stays += [words for words in left if not words.startswith("xmap of ")]
         if stays:
             print(messages.LEFT.format(", ".join(dict.fromkeys(stays))))
         unverified = [c.where for c in self.patched if not c.is_verified]

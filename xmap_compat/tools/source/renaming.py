@@ -207,7 +207,7 @@ class Renaming:
         if known:
             return known
         root, _, _ = module.partition(".")
-        if root and self.names.bound.get(root) == [root] and root in self._taken():
+        if {*self.names.bound.get(root, [])} == {root} and root in self._taken():
             return f"{module}.{name}"
         if name not in self._taken() and not hasattr(builtins, name):
             self._new[module].add(name)
