@@ -39,7 +39,7 @@ def only_arrays(fun):
         rest = iter(outs)
         return [next(rest) if keep else None for keep in kept]
 
-    return apply, restore
+    return _jax.traced_as(fun, apply), restore
 
 
 def evaluate_callable(
@@ -64,7 +64,7 @@ def evaluate_callable(
         rest = iter(args)
         return fun(*(positional_zero(v) if is_no_array(v) else next(rest) for v in values))
 
-    traced, restore = only_arrays(on_dynamic)
+    traced, restore = only_arrays(_jax.traced_as(fun, on_dynamic))
     jaxpr = ev.stage(traced, [_positional_type(v) for v in dynamic])
     dynamic = prepare(jaxpr, dynamic)
     inputs = [v.names for v in dynamic]

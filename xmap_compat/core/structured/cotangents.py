@@ -146,6 +146,7 @@ def _apply_rule(ev, rule, residuals, cotangents, case, own_names):
             for v, ct in zip(values, is_cotangent)
         ]
 
+    rule_of_case = _jax.traced_as(rule, rule_of_case)
     return evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *own], at_one_element)
 
 
