@@ -755,7 +755,9 @@ def test_what_differs_stays_and_the_rest_is_compared_again(tmp_path, monkeypatch
         compared.append(edited.functions)
         return dict.fromkeys({0, 2} & {*edited.functions}, "differs when it is run: it raises E")
 
-    monkeypatch.setattr(left, "first_run", lambda: (Found(every), {"folders": {}, "records": ""}, 0))
+    monkeypatch.setattr(
+        left, "first_run", lambda: (Found(every), {"folders": {}, "records": ""}, 0)
+    )
     monkeypatch.setattr(left, "replay", replay)
     monkeypatch.setattr(edits, "Program", Program)
     monkeypatch.setattr(report.Report, "print", lambda self: [c.number for c in self.patched])
@@ -806,9 +808,7 @@ def test_who_looks_on_is_told_what_a_run_has_seen(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "stderr", looks_on)
         with report.progress("recording", str(tmp_path / "status")):
             time.sleep(0.05)
-            running.tell(
-                {"status": tmp_path / "status"}, "3 constructions made, 5 calls recorded"
-            )
+            running.tell({"status": tmp_path / "status"}, "3 constructions made, 5 calls recorded")
         if looks_on.isatty():
             lines = looks_on.getvalue().splitlines()
             assert len(lines) > 1 and lines[0] == "leave: recording: 0 s"

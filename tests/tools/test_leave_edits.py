@@ -838,7 +838,11 @@ def test_functions_that_variables_hold_are_renamed_where_they_are_named(name, tm
 
 
 NOT_NAMED = {
-    "getattr": ("getattr(lax, 'pmean')(v, 'i')", "`getattr(lax, 'pmean')`", "write `jax.lax.pmean("),
+    "getattr": (
+        "getattr(lax, 'pmean')(v, 'i')",
+        "`getattr(lax, 'pmean')`",
+        "write `jax.lax.pmean(",
+    ),
     "einsum": ("jnp.einsum('{i},{i}->', v[0], v[0])", "`jnp.einsum`", "lax.psum"),
     "pgather": ("lax.pgather(v, 0, 'i')", "`lax.pgather`", "lax.psum"),
     "pargmax": ("lax.pargmax(v[0], 'i')", "`lax.pargmax`", "lax.psum"),

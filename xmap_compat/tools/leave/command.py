@@ -226,7 +226,9 @@ class Leaving:
         stopped = "stopped" in (both[0][0], found.ended)
         if seen.get("whole") and (len(kinds) == 1 or stopped):
             return ""
-        ends = [words.rstrip(".") or f"exit code {k}" if k else messages.NO_ERROR for words, k in both]
+        ends = [
+            words.rstrip(".") or f"exit code {k}" if k else messages.NO_ERROR for words, k in both
+        ]
         return messages.ENDED.format(*ends)
 
     def check_syntax(self, edited: edits.Edited) -> None:

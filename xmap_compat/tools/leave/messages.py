@@ -55,9 +55,7 @@ OF_ONE_NAME = (
 IN_ONE_THAT_STAYS = (
     "it is called in the body of the xmap at {where}, which stays: JAX does not nest shard_map so"
 )
-IN_ANOTHER_PROGRAM = (
-    "{where} calls it in the body of an xmap: JAX does not nest shard_map so. Leave that program first"
-)
+IN_ANOTHER_PROGRAM = "{where} calls it in the body of an xmap: JAX does not nest shard_map so. Leave that program first"
 
 # Recording and verifying
 NOT_REPEATED = "a recorded call cannot be repeated: {error}"

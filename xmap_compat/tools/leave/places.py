@@ -45,7 +45,12 @@ class Source:
     ):
         program = program_of(data, path)
         self.path, self.data, self.lines = path, data, program.text.split("\n")
-        self.names, self._is_axis, self._traced, self._own = Names(program.tree), is_axis, traced, own
+        self.names, self._is_axis, self._traced, self._own = (
+            Names(program.tree),
+            is_axis,
+            traced,
+            own,
+        )
         self.calls: dict[Span, ast.Call] = {}
         for node in self.names.nodes:
             if isinstance(node, ast.Call):
