@@ -1055,7 +1055,7 @@ def test_an_environment_that_is_set_is_refused_in_words(how, tmp_path):
 
 DOTTED = {
     "import jax\nimport jax.experimental.maps\nwith jax.experimental.maps.Mesh(d, 'x'): pass\n": (
-        "import jax\nwith jax.sharding.Mesh(d, 'x'): pass\n"
+        "from jax.sharding import Mesh\nwith Mesh(d, 'x'): pass\n"
     ),
     "import jax.experimental.maps, numpy\nwith jax.experimental.maps.mesh(numpy.array(jax.devices()), 'x'): pass\n": (
         "import jax, numpy\nwith jax.sharding.Mesh(numpy.array(jax.devices()), 'x'): pass\n"

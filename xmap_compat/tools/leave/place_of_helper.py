@@ -32,7 +32,6 @@ class Helper:
         """
         if self.before is not None:
             return
-        inner = [path for path in edited if "." in self._package(path)]
         others = [path for path in edited if self._modules.get(path, "") not in ("", "__main__")]
         folder, package = self._beside, ""
         packaged = [path for path in edited if self._package(path)]
