@@ -83,7 +83,6 @@ MOST_NEEDED, MOST = 7, 25
 TEXTS = {
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
     "core.notes": 5,  # notes on errors of JAX and NumPy
-    "tools.leave.mapped": 1,  # jax.vmap has no type for a result that is mapped after all
     "tools.leave.helper.named_axes": 1,  # jax.vmap has no type for a result that is mapped after all
     "xmapped": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
 }
@@ -208,7 +207,7 @@ OF_FIELDS = re.findall(
     invars outvars eqns effects params aval consts in_avals out_avals constvars all_invars jaxpr val source_info
     matvec vecmat solve transpose_solve unpack out_aval manual_axis_type vma spec
     axis_names axis_types jax_traceback_filtering _getframe DynamicJaxprTracer physical_mesh sharding varying
-    explicit_axes cache_clear set_global
+    explicit_axes cache_clear set_global _replace
     """,
 )
 # The contexts of lowerings: their fields are in no `dir`.
