@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from xmap_compat import _jax
+from xmap_compat.core import once
 from xmap_compat.core.parameters import (
     Names,
     Params,
@@ -111,7 +112,8 @@ def result_names(
     """The named axes of a collective's result, from those of its operands."""
     axes = frozenset(n for n in axis_names(params) if n in own)
     union = frozenset(itertools.chain.from_iterable(operands))
-    return _varied(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)
+    after = _varied if has_groups(params) else COLLECTIVES[primitive].names
+    return once.after_collective(union, axes, after(union, axes))
 
 
 def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
