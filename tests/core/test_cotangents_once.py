@@ -218,14 +218,14 @@ def equation(eqn, operands):
         if "not yet" in uses:
             also = {"whole"} if varies or "parts" in uses else set()
             uses = uses - {"not yet"} | also | (set() if varies else {"parts"})
-        if not varies:  # what exists once stands for the elements' own
-            operands = [v._replace(kind="varies") if v.kind == "once" else v for v in operands]
-        grouped = params.get("axis_index_groups") is not None
-        equal = name in ("psum", "all_gather") and not grouped
-        return [
-            Known(out[0] if equal else out, "same" if equal else "varies", uses)
-            for out in mapped(eqn, operands)
-        ]
+        if varies:
+            operands = [
+                v._replace(data=v.whole(), kind="same") if v.kind == "once" else v for v in operands
+            ]
+        operands = [for_each(v) for v in operands]
+        if name in ("psum", "all_gather"):
+            return [Known(out[0], "same", uses) for out in mapped(eqn, operands)]
+        return [Known(out, "varies", uses) for out in mapped(eqn, operands)]
     if varies:
         return [Known(out, "varies", uses) for out in mapped(eqn, operands)]
     if any(v.kind == "once" for v in operands):
@@ -234,6 +234,14 @@ def equation(eqn, operands):
     outs = eqn.primitive.bind(*(v.data for v in operands), **params)
     outs = outs if eqn.primitive.multiple_results else [outs]
     return [Known(out, "same", uses) for out in outs]
+
+
+def for_each(value):
+    """What each element puts into a collective: its part of what exists once."""
+    data = np.asarray(value.data)
+    if value.kind == "same":
+        data = np.broadcast_to(data, (N, *data.shape))
+    return value._replace(data=data, kind="varies")
 
 
 def mapped(eqn, operands):

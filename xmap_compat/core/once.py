@@ -1,8 +1,8 @@
 """Cotangents that exist once: how the names of a value say that it stands for those of all elements.
 
 A cotangent that does not vary over an axis has arrived summed over it.  In a custom backward rule
-it, and what is made from it, has a mark ``Once`` for the axis among its names.  Marks are passed on
-as names are, and end in a collective over the axis.  ``core/structured/cotangents.py`` says why.
+it, and what is made from it, has a ``Once`` for the axis among its names.  It is passed on as names
+are, and ends in a collective over the axis.  ``core/structured/cotangents.py`` says why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Use(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Once:
-    """A mark among the names of a value that is made from a cotangent.
+    """Among the names of a value that is made from a cotangent which exists once along an axis.
 
     Attributes:
       axis: the cotangent has arrived summed over it.
@@ -38,19 +38,19 @@ class Once:
     use: Use = Use.NONE
 
 
-def marks(axes: Iterable[AxisName]) -> frozenset[Any]:
-    """The marks of a cotangent that does not vary over these axes."""
+def once_along(axes: Iterable[AxisName]) -> frozenset[Any]:
+    """What a cotangent that does not vary over these axes has among its names."""
     return frozenset(map(Once, axes))
 
 
-def without_marks(names: Names) -> Names:
+def without_once(names: Names) -> Names:
     return frozenset(n for n in names if not isinstance(n, Once))
 
 
-def placements_of_marks(axes: Iterable[AxisName]) -> Mapping[Any, Placement]:
-    """Marks are axes of one element for all that does not know them."""
+def placements_of_once(axes: Iterable[AxisName]) -> Mapping[Any, Placement]:
+    """Each ``Once`` is an axis of one element, for all that does not know what it says."""
     every = (Once(axis, use) for axis in axes for use in Use)
-    return {mark: Placement(mark, 1) for mark in every}
+    return {name: Placement(name, 1) for name in every}
 
 
 def in_parts(names: Names, axes: Iterable[AxisName]) -> list[AxisName]:
@@ -59,7 +59,7 @@ def in_parts(names: Names, axes: Iterable[AxisName]) -> list[AxisName]:
 
 
 def after_collective(operand: Names, axes: Iterable[AxisName], result: Names) -> Names:
-    """The names of a collective's result, with the marks that it has."""
+    """The names of a collective's result: which ``Once`` have ended, and how they were used."""
     for axis in axes:
         if Once(axis) in operand:
             result = (result - {Once(axis)}).union(_ended(operand, axis))
@@ -67,7 +67,7 @@ def after_collective(operand: Names, axes: Iterable[AxisName], result: Names) ->
 
 
 def _ended(operand, axis):
-    """The marks that end in a collective over an axis, in which a cotangent is an operand."""
+    """How a collective over an axis uses an operand that is made from a cotangent."""
     if axis in operand:
         return [Once(axis, Use.WHOLE)]
     if Once(axis, Use.PARTS) in operand:  # a sum of a sum, and of its cotangent

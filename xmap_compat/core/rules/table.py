@@ -36,16 +36,16 @@ def translate(
     if in_groups or primitive not in _COUNTING:
         operands = [own_parts(view, operand, axes) for operand in operands]
     if COLLECTIVES[primitive].joint or not operands:
-        return [_marked(apply(view, params, *operands), operands, axes)]
-    return [_marked(apply(view, params, operand), [operand], axes) for operand in operands]
+        return [_with_ended(apply(view, params, *operands), operands, axes)]
+    return [_with_ended(apply(view, params, operand), [operand], axes) for operand in operands]
 
 
 # These multiply what is equal for all elements by their number, and know what exists once.
 _COUNTING = ("psum", "reduce_scatter", "pdot")
 
 
-def _marked(result: NamedValue, operands: Sequence[NamedValue], axes: AxisNames) -> NamedValue:
-    """A result without marks of cotangents that ended in the collective."""
+def _with_ended(result: NamedValue, operands: Sequence[NamedValue], axes: AxisNames) -> NamedValue:
+    """A result in whose names the cotangents that existed once have ended in the collective."""
     before = frozenset().union(*(v.names for v in operands))
     names = once.after_collective(before, axes, result.names)
     if names == result.names:

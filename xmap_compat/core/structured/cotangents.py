@@ -18,9 +18,17 @@ summed, it would be 6.)
 *A cotangent that exists once, of a collective*: ``g(x, w) = psum(x * w, 'i')`` is 9 for both
 elements, and one cotangent arrives for both, 1.  A rule may say ``bwd(ct) = (psum(ct, 'i') * w,
 ...)``, as the transpose of a psum is a psum where each element has its own cotangent, which add up
-to what arrived here as 1.  Summing the one value over two elements would give 2.  So the cotangent
-has ``COTANGENT`` among its names: a ``psum`` of such a value over an axis that it does not vary
-over is the value itself.  The gradient of ``x`` is ``[3, 3]``.
+to what arrived here as 1.  Summing the one value over two elements would give 2.  Or it may say
+``(ct * w, ...)``, as each element's ``x`` has its part in the one sum.  Both mean ``[3, 3]``.  So:
+
+    A value that is made from the cotangent, and does not vary over the axis, stands in a collective
+    over it for the elements' own values, which add up to it.  Where it meets a varying value first,
+    each element uses the whole.  What a collective has made is a value as any other.
+
+So ``psum(ct)``, ``all_gather(ct).sum()`` and ``psum(ppermute(ct))`` are 1, ``psum(psum(ct))`` is 2,
+and ``psum(ct * x)`` is 3, the whole times each element of ``x``.  A psum returns the whole; in any
+other collective each element puts in an equal part (:func:`~xmap_compat.core.device.own_parts`).
+The names of values say which these are: :mod:`xmap_compat.core.once`.
 
 *A cotangent that exists once, and no collective*: ``h(x, w) = (x * w, w * w)``, ``bwd(ct, du) = (ct
 * w, ct * x + du * 2 * w)``. Device 0 would compute 1 + 6 for the weight, device 1 computes 2 + 6,
@@ -29,8 +37,17 @@ one of them takes its cotangent (:func:`_at_first_element`): 1 + 6 and 2 + 0, wh
 
 *A rule that sums, and has a term of its own*: ``f(w) = psum(w, 'i') + w``, ``bwd(ct) = psum(ct,
 'i') + ct``.  Nothing varies, and one cotangent arrives, 1.  What the rule means for an element is
-the sum of all cotangents, and its own one.
-So one element takes the cotangent here, too: 1 + 1 and 1 + 0, which varies, and adds up to 3.
+the sum of all cotangents, and its own one.  So:
+
+    If one result of the rule depends on the cotangent by a collective in which it stands for the
+    elements' own, and in another way, each element has its own value, an equal part, in all of that
+    result.  This is decided for each result, and each axis, alone.
+
+Both elements have 1 + 1/2, which varies, and adds up to 3.  A ring of ``ppermute`` that adds up
+what comes by is of this kind, too.
+
+What depends on how the cotangent is divided among the elements, as ``psum(ct) + ct`` for a mapped
+operand, has no right value.  It has one value under all placements, by equal parts.
 
 Where results of both kinds meet in one function, the rule, which is linear in its cotangents, is
 applied to each kind by itself, and the results are added (:func:`_cases_of`, :func:`_apply_rule`).
@@ -133,7 +150,7 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
     first = len(staged.operands) - len(case)
     if all(axes <= ct.names for ct in staged.operands[first:]):
         return staged.restore(evaluate_staged(ev, staged.jaxpr, staged.operands))
-    return _apply_where_once(_with_marks(ev, axes), staged, first, axes, wanted)
+    return _apply_where_once(_knowing_once(ev, axes), staged, first, axes, wanted)
 
 
 def _apply_where_once(ev, staged, first, axes, wanted):
@@ -142,7 +159,7 @@ def _apply_where_once(ev, staged, first, axes, wanted):
     """
 
     def operands_in_parts_over(apart):
-        cts = [_marked(ev.view, ct, axes, apart) for ct in staged.operands[first:]]
+        cts = [_once_in(ev.view, ct, axes, apart) for ct in staged.operands[first:]]
         return [*staged.operands[:first], *cts]
 
     inputs = [v.names for v in operands_in_parts_over(NONE)]
@@ -157,14 +174,14 @@ def _apply_where_once(ev, staged, first, axes, wanted):
     return {k: outs[both_ways[k] or NONE][k] for k in wanted}
 
 
-def _marked(view, cotangent, axes, apart):
-    """A cotangent with marks along ``axes``; along those of ``apart`` each element has its part."""
+def _once_in(view, cotangent, axes, apart):
+    """A cotangent that exists once along ``axes``; along ``apart`` each element has its part."""
     missing = axes - cotangent.names
-    marked = dataclasses.replace(cotangent, names=cotangent.names | once.marks(missing))
+    existing = dataclasses.replace(cotangent, names=cotangent.names | once.once_along(missing))
     missing = missing & apart
     if not missing:
-        return marked
-    parts = own_parts(view, marked, missing)
+        return existing
+    parts = own_parts(view, existing, missing)
     return laid_out_over(view, parts, parts.names | missing)
 
 
@@ -195,9 +212,9 @@ def _at_first_element(view, value, names):
     )
 
 
-def _with_marks(ev: Evaluator, axes: Names) -> Evaluator:
-    """An evaluator that knows the marks of cotangents that exist once along these axes."""
-    placements = {**ev.view.placements, **once.placements_of_marks(axes)}
+def _knowing_once(ev: Evaluator, axes: Names) -> Evaluator:
+    """An evaluator for cotangents that exist once along these axes, which their names say."""
+    placements = {**ev.view.placements, **once.placements_of_once(axes)}
     view = dataclasses.replace(ev.view, placements=placements)
     checker = dataclasses.replace(ev.checker, placements=placements)
     return dataclasses.replace(ev, view=view, checker=checker)
@@ -211,7 +228,7 @@ def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> Nam
     """
     if cotangent is None:
         return None
-    cotangent = dataclasses.replace(cotangent, names=once.without_marks(cotangent.names))
+    cotangent = dataclasses.replace(cotangent, names=once.without_once(cotangent.names))
     if extra := cotangent.names - names:
         cotangent = sum_over(ev.view, cotangent, sorted(extra, key=str))
     cotangent = laid_out(ev.view, cotangent, dims, names)
