@@ -311,11 +311,10 @@ def declare(
     """The arguments that the user gave to :func:`xmap`, parsed; it raises the errors of
     :func:`xmap`.
     """
-    if isinstance(in_axes, list) and not is_spec(in_axes):
-        in_axes = tuple(in_axes)
+    is_list_of_specs = isinstance(in_axes, list) and not is_spec(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:
         raise core_errors.no_results()
-    in_specs = parse_specs("in_axes", in_axes)
+    in_specs = parse_specs("in_axes", tuple(in_axes) if is_list_of_specs else in_axes)
     out_specs = parse_specs("out_axes", out_axes)
     sizes = parse_axis_sizes(axis_sizes)
     names = list(dict.fromkeys([*spec_names(in_specs), *sizes]))

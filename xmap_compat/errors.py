@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from xmap_compat.core.errors import LEGACY, axes_text, did_you_mean, quoted
+from xmap_compat.core.errors import LEGACY, as_set, axes_text, did_you_mean, quoted
 
 
 def described(value: Any) -> str:
@@ -51,7 +51,8 @@ def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashabl
     return ValueError(
         f"out_axes name {quoted(names)}, which neither in_axes nor axis_sizes do"
         f"{did_you_mean(names, known) or '. Give an axis that no argument has its size in axis_sizes'}"
-        f"{LEGACY}All axis names appearing in out_axes must also appear in in_axes or axis_sizes"
+        f"{LEGACY}All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the following "
+        f"are missing: {as_set(names)}"
     )
 
 

@@ -675,6 +675,27 @@ def test_a_permutation_is_checked_by_one_look_at_each_index():
         check_permutation({"perm": [*perm, (Index(999), Index(7))]}, 1000, "here")
 
 
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": "y"}, {"i": ("y", "x")}], ids=str)
+def test_equal_elements_that_change_places_are_equal(resources, mesh42):
+    """As in legacy, and under jax.vmap: the result does not vary over the axis."""
+    rotate = [(k, (k + 1) % 8) for k in range(8)]
+    others = [1, 0, 2, 3, 4, 5, 7, 6]
+
+    def moved(v):
+        square = lax.psum(v**2, "i")
+        return lax.ppermute(square, "i", rotate) + 3 * lax.pshuffle(square, "i", others)
+
+    v = np.arange(8, dtype=np.float32)
+    fun = xmap(moved, ["i"], {}, axis_resources=resources)
+    inside = xmap(jax.grad(moved), ["i"], ["i"], axis_resources=resources)
+    with mesh42:
+        np.testing.assert_array_equal(fun(v), 4 * (v**2).sum())
+        np.testing.assert_array_equal(jax.grad(fun)(v), 8 * v)
+        np.testing.assert_array_equal(inside(v), 8 * 8 * v)
+        with pytest.raises(TypeError, match="The result varies over `i`"):
+            xmap(lambda v: lax.ppermute(lax.psum(v, "i"), "i", rotate[1:]), ["i"], {})(v)
+
+
 def test_a_reduction_in_groups_varies_over_the_axis():
     body = lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])
     with pytest.raises(TypeError, match="actually mapped along more axes"):

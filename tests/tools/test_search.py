@@ -299,7 +299,7 @@ def test_what_is_held_and_sent_is_drawn(mesh22, tmp_path):
         if r.get("class") in ("sent", "back")
     ][2:]
     counts = [n for c in usable(found) for n in (c.bytes_held, sum(c.bytes_sent.values()))]
-    assert bars == pytest.approx([max(468 * n / max(counts), 1) for n in counts], abs=0.1)
+    assert bars == pytest.approx([max(468 * n / max(counts), 2) for n in counts], abs=0.1)
 
 
 def test_names_of_candidates_are_short():
@@ -391,8 +391,9 @@ def test_an_error_of_make_says_that_search_called_it(mesh22):
     """A step of one argument, in the place of the function that makes it."""
     with pytest.raises(TypeError) as caught:
         search(lambda v: v * 2, *ARGS, mesh=mesh22, fixed={"i": "x"})
-    assert caught.value.__notes__[-1].startswith(
-        "search called make({'i': 'x'}), which should return the step"
+    assert caught.value.__notes__[-1] == (
+        "search called <lambda>({'i': 'x'}) as make(axis_resources), which should return the step with the resources "
+        "of fixed. Pass an xmapped function, or make(axis_resources)"
     )
 
 
@@ -401,6 +402,12 @@ def test_an_axis_that_is_not_there_cannot_be_pinned(mesh22):
         ValueError, match=r"fixed has resources for axes \{'bacth'\}.*the axes \{'i', 'j', 'k'\}"
     ):
         search(lambda resources: product({}), *ARGS, mesh=mesh22, fixed={"bacth": "x"})
+    with pytest.raises(ValueError) as caught:
+        search(product({}), *ARGS, mesh=mesh22, fixed={"q": "x"})
+    assert str(caught.value) == (
+        "search: fixed has resources for axes {'q'}, but the xmapped functions of the step have the axes "
+        "{'i', 'j', 'k'}. Name only these in fixed"
+    )
 
 
 def test_resources_that_the_step_ignores_have_no_facts(mesh22):

@@ -95,7 +95,7 @@ from xmap_compat._jax.primitives import (
     define_dual_primitives,
     define_named_primitive,
 )
-from xmap_compat._jax.tracing import current_trace, is_bound, jit, plainly
+from xmap_compat._jax.tracing import current_trace, is_bound, jit, plainly, traced_as
 from xmap_compat._jax.types import (
     draws_from_rbg,
     explicit_spec,

@@ -16,6 +16,7 @@ from jax.extend.core import primitives
 from jax.interpreters import ad
 
 from xmap_compat._jax.jaxprs import HiPrim, bind_params, subjaxprs
+from xmap_compat._jax.tracing import traced_as
 from xmap_compat._jax.types import float0, instantiate_symbolic
 from xmap_compat._jax.version import VERSION
 
@@ -131,7 +132,7 @@ class CustomVjp(NamedTuple):
             )
             return list(map(instantiate_symbolic, out[0] if has_logs else out))
 
-        return run_fwd, run_bwd, bound["out_trees"]
+        return traced_as(fwd.f, run_fwd), traced_as(bwd.f, run_bwd), bound["out_trees"]
 
 
 class CustomVmap(NamedTuple):
@@ -249,9 +250,11 @@ def _scan(params):
 
 def _custom_jvp(params):
     _, jvp = bind_params(primitives.custom_jvp_call_p, params)["subfuns"]
-    return CustomJvp(
-        params["call_jaxpr"], lambda *args: list(jvp.call_wrapped(*args)), params["symbolic_zeros"]
-    )
+
+    def rule(*args):
+        return list(jvp.call_wrapped(*args))
+
+    return CustomJvp(params["call_jaxpr"], traced_as(jvp.f, rule), params["symbolic_zeros"])
 
 
 def _linear_solve(params):

@@ -164,4 +164,4 @@ def where_in_user_code(*eqns: Any) -> str:
     which it is known.
     """
     found = (source_info_util.summarize(eqn.source_info) for eqn in eqns)
-    return next(filter(None, found), "the call of a nested xmap")
+    return next(filter(None, found), None) or where_now()

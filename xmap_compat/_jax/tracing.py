@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -18,6 +19,13 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return jax.jit(fun, backend=backend, **options)
+
+
+def traced_as(shown: Any, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Let JAX's errors say that it traced ``shown``, the user's function, when it traces ``fun``."""
+    fun.__signature__ = inspect.signature(fun)  # type: ignore[attr-defined]
+    fun.__wrapped__ = shown  # type: ignore[attr-defined]
+    return fun
 
 
 _UNCHECKED = jax.sharding.AbstractMesh((1,), ("xmap_compat_unchecked",))

@@ -39,6 +39,7 @@ class Declaration:
         specs = [jax.tree.flatten(s) for s in (self.in_specs, self.out_specs)]
         return (
             *((tuple(leaves), tree) for leaves, tree in specs),
+            repr((self.in_source, self.out_source)),  # messages show specs as they were written
             tuple(self.sizes.items()),
             tuple(self.resources.items()),
             self.backend,
@@ -118,4 +119,8 @@ def _size_not_inferred(names: Iterable[Hashable], called_without: str = "") -> V
             f"No array has the axes {quoted(names)}, as containers in the place of arguments are empty. Give their "
             "sizes in axis_sizes"
         )
-    return ValueError(f"{ours}{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}")
+    return ValueError(
+        f"{ours}{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}. You've probably passed in empty "
+        "containers in place of arguments that had those axes in their in_axes. Provide the sizes of missing axes "
+        "explicitly via axis_sizes to fix this error."
+    )

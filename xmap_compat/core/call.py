@@ -18,7 +18,7 @@ from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.errors import LEGACY, as_set, quoted, show, subject
 from xmap_compat.core.fit import broadcast_specs, check_containers, check_result
 from xmap_compat.core.mesh import platform_of
-from xmap_compat.core.names import Checker
+from xmap_compat.core.names import Checker, Place
 from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
     Body,
@@ -92,8 +92,9 @@ def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placem
     placements = _placements(declared, arguments, current_scope())
     checker = Checker(placements, declared.name)
     for names, path in zip(arguments.names, arguments.paths):
-        place = f"an input to an xmapped function {declared.name} ({path})"
-        checker.check_distinct_resources(names, place.__str__)
+        entry = f"an input to an xmapped function {declared.name}"
+        place = Place(f"{entry} ({path})", entry)
+        checker.check_distinct_resources(names, lambda place=place: place)
     return placements
 
 
@@ -233,6 +234,8 @@ def _bind_results(declared, program, sizes):
         and declared.out_specs == ()
     ):
         raise errors.no_results()
+    if declared.out_specs is None and tree is None and not declared.undeclared:
+        raise _nothing_returned()
     specs = declared.out_specs
     if isinstance(specs, list) and isinstance(tree, tuple):
         specs = tuple(specs)
@@ -266,7 +269,7 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
         undeclared_axes.append(tuple(extra))
         _check_broadcast(checker, path, names, wanted - names)
         checker.check_distinct_resources(
-            wanted, lambda path=path: f"an output of an xmapped function ({path})"
+            wanted, lambda path=path: Place(f"an output of an xmapped function ({path})")
         )
     return tuple(undeclared_axes)
 
@@ -295,9 +298,10 @@ def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> Par
 
 
 def _shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
+    shadowed = quoted(sorted(names, key=str))
     return TypeError(
-        f"The xmap at {where} has axes {quoted(sorted(names, key=str))}, as has an xmap around it. Rename its axes"
-        f"{LEGACY}Detected disallowed xmap axis name shadowing"
+        f"The xmap at {where} has axes {shadowed}, as has an xmap around it. Rename its axes"
+        f"{LEGACY}Detected disallowed xmap axis name shadowing at {where} (shadowed axes: {shadowed})"
     )
 
 
@@ -305,6 +309,13 @@ def _mesh_changed() -> RuntimeError:
     return RuntimeError(
         "The body of an xmap enters another mesh. Enter one mesh around the outermost xmapped call"
         f"{LEGACY}Changing the physical mesh is not allowed inside xmap."
+    )
+
+
+def _nothing_returned() -> ValueError:
+    return ValueError(
+        "The function returned None (is a `return` missing?), and out_axes is None. Return an array, or write {} as "
+        "out_axes of a function that is called for its effects"
     )
 
 
@@ -327,7 +338,8 @@ def _undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeE
     return TypeError(
         f"{subject(path)} varies over {names}, but its out_axes {show(spec)} do not name "
         f"{names}. Add {names} to out_axes, or reduce over {names} in the function{LEGACY}One of xmap results has an "
-        f"out_axes specification of {show(spec)}, but is actually mapped along more axes"
+        f"out_axes specification of {show(spec)}, but is actually mapped along more axes defined by this xmap call: "
+        f"{', '.join(map(str, extra))}"
     )
 
 
@@ -337,5 +349,7 @@ def _output_broadcast_meets(
     return errors.resource_conflict(
         f"{subject(path)} varies over `{present}` and its out_axes add `{name}`, but both axes are mapped to the "
         f"resource `{resource}`. Map one of them to another resource, or reduce over `{present}` in the function"
-        f"{LEGACY}One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to"
+        f"{LEGACY}One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to "
+        f"resources `{resource}`, but the output is already partitioned along `{resource}`, because its named shape "
+        f"contains `{present}`"
     )

@@ -96,9 +96,13 @@ def check_parameters(primitive: str, params: Params, size: int, where: str) -> N
 
 
 def _integer_in_collective(primitive: str, axis: int, where: str) -> NameError:
-    return NameError(
-        f"{primitive} at {where} got {axis} for an axis name. Collectives read an integer as a position (dimension), "
-        f"and {primitive} takes names only. Name the axis by a string"
+    return NameError(f"{primitive} at {where} got {axis} for an axis name. {integer_name(axis)}")
+
+
+def integer_name(axis: int) -> str:
+    return (
+        f"Collectives read {axis} as a position (dimension), and do not support axes that are named by integers. Name "
+        "the axis by a string"
     )
 
 
@@ -107,12 +111,25 @@ def has_groups(params: Params) -> bool:
 
 
 def result_names(
-    primitive: str, params: Params, operands: Sequence[Names], own: Container[AxisName]
+    primitive: str,
+    params: Params,
+    operands: Sequence[Names],
+    own: Container[AxisName],
+    elements: int,
 ) -> Names:
-    """The named axes of a collective's result, from those of its operands."""
-    axes = frozenset(n for n in axis_names(params) if n in own)
+    """The named axes of a collective's result, from those of its operands.
+
+    Args:
+      elements: how many the axes of the collective have together.
+    """
+    mentioned = axis_names(params)
+    axes = frozenset(n for n in mentioned if n in own)
     union = frozenset(itertools.chain.from_iterable(operands))
     after = _varied if has_groups(params) else COLLECTIVES[primitive].names
+    if primitive == "ppermute" and len(axes) == len(mentioned):
+        is_full = len(params["perm"]) == elements
+        if is_full and not axes & union and not once.in_parts(union, axes):
+            return union  # equal elements change places
     return once.after_collective(union, axes, after(union, axes))
 
 

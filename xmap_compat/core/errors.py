@@ -94,6 +94,7 @@ def not_divisible(
         f"{origin} has {size} elements along `{name}`, but the resources {tuple(resources)} need a multiple of {total}"
         f". Pad the axis to {-(-size // total) * total}, or give it other resources"
         f"{LEGACY}Size of axis {name} ({size}) is not divisible by the total number of resources assigned to this axis"
+        f" ({tuple(resources)}, {total} in total)"
     )
 
 
@@ -138,14 +139,16 @@ def _loop_meant(resource: Any) -> str:
 def loop_name_taken(name: Hashable) -> ValueError:
     return ValueError(
         f"serial_loop cannot have the name {name!r}, which a mesh axis or a loop in scope has. Give it another name"
-        f"{LEGACY}Cannot extend the resource environment with loop axis `{name}`"
+        f"{LEGACY}Cannot extend the resource environment with loop named `{name}`. An axis of this name is already "
+        "defined!"
     )
 
 
 def mesh_shadows_loops(names: Iterable[Hashable]) -> ValueError:
     return ValueError(
         f"The mesh has axes {quoted(names)}, as have serial loops in scope. Give the loop or the mesh axis another name"
-        f"{LEGACY}Cannot update the mesh of the current resource environment"
+        f"{LEGACY}Cannot update the mesh of the current resource environment. The new mesh shadows already defined "
+        f"axes {quoted(names)}"
     )
 
 

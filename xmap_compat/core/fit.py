@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from xmap_compat import _jax
 from xmap_compat.core.errors import LEGACY, show, subject
-from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, spec_names
+from xmap_compat.core.specs import (
+    AxisName,
+    AxisSpec,
+    argument_path,
+    is_spec,
+    parse_specs,
+    spec_names,
+)
 
 
 def broadcast_specs(
@@ -21,7 +28,7 @@ def broadcast_specs(
       root: what ``tree`` is, for messages; by default the tuple of all arguments, or the result.
     """
     if tree is None and where == "out_axes" and spec_names(specs):
-        raise _not_a_prefix(where, source, ("result", "names", "None", ()))
+        raise _not_a_prefix(where, source, _Parting("result", "names", "None"), tree)
     flat: list[AxisSpec] = []
 
     def repeat(spec, subtree):
@@ -31,29 +38,63 @@ def broadcast_specs(
         jax.tree.map(repeat, specs, tree)
     except (ValueError, TypeError):
         path = root or ("args" if where == "in_axes" else "result")
-        parting = _parting(specs, tree, path) or (
-            path,
-            show(source),
-            str(jax.tree.structure(tree)),
-            (),
-        )
-        raise _not_a_prefix(where, source, parting, is_of_xmap=not root) from None
+        parting = _parting(specs, tree, path)
+        if parting is None:
+            parting = _Parting(path, show(source), str(jax.tree.structure(tree)))
+        raise _not_a_prefix(where, source, parting, tree, is_of_xmap=not root) from None
     return flat
 
 
-def _parting(specs: Any, tree: Any, path: str) -> tuple[str, str, str, Sequence[Any]] | None:
-    """Where specs stop being a prefix of a tree, what the two have there, and keys that the specs
-    lack.
+def _is_prefix(specs: Any, tree: Any) -> bool:
+    try:
+        jax.tree.map(lambda spec, subtree: None, specs, tree)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+class _Parting(NamedTuple):
+    """Where specs stop being a prefix of a tree.
+
+    Attributes:
+      place: the path of the value there.
+      asked, found: what the spec and the value are there, in words.
+      missing: keys of a dictionary, or positions of a tuple, that the spec lacks.
+      extra: those that the value lacks.
     """
+
+    place: str
+    asked: str
+    found: str
+    missing: Sequence[Any] = ()
+    extra: Sequence[Any] = ()
+
+    @property
+    def has_keys(self) -> bool:
+        return self.asked.startswith("a dict") and self.found.startswith("a dict")
+
+
+def _parting(specs: Any, tree: Any, path: str) -> _Parting | None:
     if isinstance(specs, AxisSpec):
         return None
-    (own, own_tree), (others, others_tree) = _children(specs), _children(tree)
+    own, own_tree = _children(specs)
+    others, others_tree = _children(tree)
     if own_tree != others_tree:
-        is_dict = isinstance(specs, dict) and isinstance(tree, dict)
-        missing = [key for key in tree if key not in specs] if is_dict else ()
-        return path, _describe_node(specs), _describe_node(tree), missing
-    below = (_parting(s, t, argument_path(key, path)) for (key, s), (_, t) in zip(own, others))
-    return next((parting for parting in below if parting is not None), None)
+        asked, found = _keys(specs), _keys(tree)
+        missing = [key for key in found if key not in asked]
+        extra = [key for key in asked if key not in found]
+        return _Parting(path, _describe_node(specs), _describe_node(tree), missing, extra)
+    for (key, spec), (_, value) in zip(own, others):
+        below = _parting(spec, value, argument_path(key, path))
+        if below is not None:
+            return below
+    return None
+
+
+def _keys(node: Any) -> list[Any]:
+    if isinstance(node, dict):
+        return list(node)
+    return list(range(len(node))) if type(node) is tuple else []
 
 
 def _children(node):
@@ -146,40 +187,79 @@ _FEWER = "Name fewer dimensions, or pass an array that has them"
 
 
 def _not_a_prefix(
-    where: str, specs: Any, parting: tuple[str, str, str, Sequence[Any]], is_of_xmap: bool = True
-) -> ValueError:
-    """``parting``: where the trees differ first, what spec and value have there, and keys that the
-    spec lacks.
-    """
-    place, asked, found, missing = parting
-    same = (
-        "keys"
-        if asked[:6] == found[:6] == "a dict"
-        else "structure, or one specification for all of it"
-    )
-    advice = f". Give both the same {same}"
-    ours = f"{subject(place)} is {found}, but {where} has {asked} for it"
-    if missing:
-        keys = ", ".join(f"{key!r}: [...] or {{}}" for key in missing)
-        path = where + place.removeprefix("args").removeprefix("result").removeprefix("local")
-        ours, advice = (
-            f"{path} lacks {', '.join(map(repr, missing))}, which {place} has",
-            f": add {keys}",
-        )
-    elif (found, place) == ("None", "result"):
-        ours, advice = (
-            "The function returned None",
-            " (is a `return` missing?), but out_axes have names",
-        )
-    elif asked == "None":
-        advice = ". Write {} for what is not mapped"
-    elif where == "in_axes" and place == "args":
-        is_tuple = asked.startswith(found[: found.rfind(" ")])
-        advice = ". Write in_axes as a tuple, with an entry for each argument"
-        advice = ". Call it with as many arguments as in_axes has entries" if is_tuple else advice
-    legacy = f"{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value"
+    where: str, specs: Any, parting: _Parting, tree: Any, is_of_xmap: bool = True
+) -> Exception:
+    written = _as_written(where, specs, tree, is_of_xmap)
+    if parting.has_keys:
+        return _other_keys(where, parting, written)
+    if (parting.found, parting.place) == ("None", "result"):
+        return _names_of_nothing(written)
+    return _other_structure(where, parting, written)
+
+
+def _as_written(where: str, specs: Any, tree: Any, is_of_xmap: bool) -> str:
+    legacy = _legacy_not_a_prefix(where, specs, tree) if is_of_xmap else ""
+    return f". The {where} here: {show(specs)}{legacy}"
+
+
+def _names_of_nothing(written: str) -> ValueError:
     return ValueError(
-        f"{ours}{advice}. The {where} here: {show(specs)}{legacy if is_of_xmap else ''}"
+        f"The function returned None (is a `return` missing?), but out_axes have names{written}"
+    )
+
+
+def _other_structure(where: str, parting: _Parting, written: str) -> ValueError:
+    place, asked, found, missing, _ = parting
+    advice = "Give both the same structure, or one specification for all of it"
+    if asked == "None":
+        advice = "Write {} for what is not mapped"
+    elif where == "in_axes" and place == "args":
+        advice = "Write in_axes as a tuple, with an entry for each argument"
+        if asked.startswith("a tuple"):
+            advice = "Call it with as many arguments as in_axes has entries"
+        if asked.startswith("a tuple") and missing:
+            advice += ", or add an entry to in_axes (`{}` for one without names)"
+    return ValueError(
+        f"{subject(place)} is {found}, but {where} has {asked} for it. {advice}{written}"
+    )
+
+
+def _other_keys(where: str, parting: _Parting, written: str) -> ValueError:
+    place = parting.place
+    path = where + place.removeprefix("args").removeprefix("result").removeprefix("local")
+    differences = []
+    if parting.missing:
+        entries = ", ".join(f"{key!r}: [...] or {{}}" for key in parting.missing)
+        differences.append(f"{path} lacks {_listed(parting.missing)}: add {entries}")
+    if parting.extra:
+        keys = _listed(parting.extra)
+        differences.append(f"{place} lacks {keys}: remove {keys} from {path}")
+    return ValueError(
+        f"The keys of {path} are not those of {place}. {'. '.join(differences)}{written}"
+    )
+
+
+def _listed(keys: Sequence[Any]) -> str:
+    return ", ".join(map(repr, keys))
+
+
+def _legacy_not_a_prefix(where: str, specs: Any, tree: Any) -> str:
+    hint = ""
+    if isinstance(specs, list) and where == "in_axes" and not is_spec(specs):
+        specs = tuple(specs)
+    if where == "in_axes":
+        hint = (
+            " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
+            "argument list."
+        )
+        if len(tree) == 1 and _is_prefix((parse_specs(where, specs),), tree):
+            hint += (
+                " In particular, you're passing in a single argument which means that xmap in_axes might need to be "
+                "wrapped in a singleton tuple."
+            )
+    return (
+        f"{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value, got specification "
+        f"{show(specs)} for value tree {jax.tree.structure(tree)}.{hint}"
     )
 
 
@@ -195,7 +275,7 @@ def _argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[
     return ValueError(
         f"{path} has shape {tuple(shape)}, but {show(spec)} needs at least {_dimensions(needed)}. {_FEWER}"
         f"{LEGACY}One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at "
-        f"least {needed} dimensions"
+        f"least {needed} dimensions, but the argument has rank {len(shape)}"
     )
 
 
@@ -210,7 +290,8 @@ def _output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> Valu
     return ValueError(
         f"{subject(path)} has {_dimensions(ndim)} without its named axes, but its out_axes {show(spec)} need at least "
         f"{needed}. Put the named axes at lower positions"
-        f"{LEGACY}One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result"
+        f"{LEGACY}One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result "
+        f"of the xmapped function to have at least {needed} positional dimensions, but it only has {ndim}"
     )
 
 
@@ -219,7 +300,8 @@ def _rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int], where: 
     return ValueError(
         f"{subject(path)} has shape {tuple(shape)}{included}, but {show(spec)} names exactly "
         f"{_exactly(spec, rank, len(shape))}"
-        f"{LEGACY}xmap {of} has an {where} specification of {show(spec)}, which asserts that it"
+        f"{LEGACY}xmap {of} has an {where} specification of {show(spec)}, which asserts that it "
+        f"should be of rank {rank}, but the {of} has rank {len(shape)} (and shape {tuple(shape)})"
     )
 
 

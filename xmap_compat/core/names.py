@@ -38,6 +38,13 @@ from xmap_compat.core.undeclared import alone, operand_names
 NONE: Names = frozenset()
 
 
+class Place(NamedTuple):
+    """A value whose axes meet, for messages: in our words, and in legacy's where they differ."""
+
+    ours: str
+    legacy: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Checker:
     """Infers named axes and checks them against the placements of one xmap.
@@ -100,15 +107,19 @@ class Checker:
             self.check_distinct_resources(names, lambda: self._place(eqn))
         return outs
 
-    def _place(self, eqn):
+    def _place(self, eqn) -> Place:
         of_devices = all(map(is_of_devices, eqn.params.get("axes", ())))
         if eqn.primitive.name not in ("device_take", "device_vary") or not of_devices:
-            return f"the result of {eqn.primitive.name} at {self.where(eqn)}"
+            made = f"{eqn.primitive.name} at {self.where(eqn)}"
+            returned = f"{eqn.primitive.name} created at {self.where(eqn)}"
+            return Place(f"the result of {made}", f"a value returned from a primitive {returned}")
         # By these a nested xmap takes its part of an argument, or of a value that it closes over.
         nested = getattr(_jax.read(self._around[-1]), "name", "") if self._around else ""
         if eqn.primitive.name == "device_take":
-            return f"an input to an xmapped function {nested} (xmap called at {self.where(eqn)})"
-        return f"a value that an xmapped function {nested} uses at {self.where(eqn)}"
+            return Place(
+                f"an input to an xmapped function {nested} (xmap called at {self.where(eqn)})"
+            )
+        return Place(f"a value that an xmapped function {nested} uses at {self.where(eqn)}")
 
     def where(self, eqn: Any) -> str:
         """The user's line of an equation, or of the call around it: equations of JAX's jitted
@@ -116,7 +127,7 @@ class Checker:
         """
         return _jax.where_in_user_code(eqn, *reversed(self._around))
 
-    def check_distinct_resources(self, names: Names, place: Callable[[], str]) -> None:
+    def check_distinct_resources(self, names: Names, place: Callable[[], Place]) -> None:
         """Raise if two of the names need one resource: no device (or iteration of a loop) could
         hold both.
         """
@@ -171,16 +182,18 @@ class Checker:
         row = COLLECTIVES[eqn.primitive.name]
         if inputs and 0 in sizes and not (row.reduces or row.joint):
             raise _no_elements(mentioned[sizes.index(0)], self.where(eqn))
-        check_parameters(eqn.primitive.name, eqn.params, math.prod(sizes), self.where(eqn))
+        elements = math.prod(sizes)
+        check_parameters(eqn.primitive.name, eqn.params, elements, self.where(eqn))
         if eqn.params.get("mentions") is not None:
             self._check_mentions(eqn, inputs)
         inputs = [self._operand(names, mentioned) for names in inputs]
         if len(eqn.outvars) > 1:
             return [
-                result_names(eqn.primitive.name, eqn.params, [names], self.placements)
+                result_names(eqn.primitive.name, eqn.params, [names], self.placements, elements)
                 for names in inputs
             ]
-        return [result_names(eqn.primitive.name, eqn.params, inputs, self.placements)]
+        primitive = eqn.primitive.name
+        return [result_names(primitive, eqn.params, inputs, self.placements, elements)]
 
     def _operand(self, names, axes):
         operand = operand_names(names, axes, self.placements)
@@ -279,14 +292,14 @@ _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names], Any], list[Name
 # ----------------------------------------------------------------------------- messages
 
 
-def _names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> TypeError:
+def _names_meet(first: Hashable, second: Hashable, resource: Any, place: Place) -> TypeError:
     first, second = sorted((first, second), key=str)
     resource = getattr(resource, "mesh_axis", resource)  # of a nested xmap
     return resource_conflict(
-        f"Axes `{first}` and `{second}` are both assigned `{resource}`, but {place} varies over both. Assign another "
-        f"resource to one of them, or reduce over one before they meet"
+        f"Axes `{first}` and `{second}` are both assigned `{resource}`, but {place.ours} varies over both. Assign "
+        f"another resource to one of them, or reduce over one before they meet"
         f"{LEGACY}Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
-        "named_shape"
+        f"named_shape of {place.legacy or place.ours}"
     )
 
 
@@ -304,7 +317,7 @@ def _loop_collective(name: Hashable, where: str) -> RuntimeError:
     return RuntimeError(
         f"The function refers to `{name}` at {where}, but axis_resources assign a serial loop to `{name}`. Remove the "
         f"loop, or the collective{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside "
-        "the xmapped computation"
+        f"the xmapped computation (e.g. in collectives), but `{name}` violates that rule"
     )
 
 

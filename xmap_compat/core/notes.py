@@ -17,7 +17,9 @@ import jax.numpy as jnp
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
+from xmap_compat.core.collectives import integer_name
 from xmap_compat.core.named_shape import is_array, named_shape
+from xmap_compat.core.placement import enclosing_bodies
 from xmap_compat.core.restored import is_name
 from xmap_compat.core.specs import argument_path
 
@@ -54,6 +56,8 @@ _OF_DIMENSIONS = re.compile(
 def _note_for(error: Exception) -> str | None:
     frames, below = _jax.user_frames_of(error)
     called = [frame.f_code.co_name.strip("_") for frame in below]
+    if (integer := _integer_axis(below)) is not None:
+        return integer_name(integer)
     named = _axis_given_by_name(below)
     if named and named not in TAKE_NAMES:
         return _named_function_note(named)
@@ -75,6 +79,17 @@ def _note_for(error: Exception) -> str | None:
     mapped = next(filter(None, (_mapped_variables(*frame) for frame in frames)), None)
     operation = next(filter(_OPERATIONS.__contains__, called), "" if called else "shape")
     return _positional_note(mapped, operation) if mapped else None
+
+
+def _integer_axis(below: Sequence[types.FrameType]) -> int | None:
+    """An integer that a collective of JAX got, and that names an axis here."""
+    names = {name for body in enclosing_bodies() for name in body.sizes}
+    for frame in below:
+        axes = frame.f_locals.get("axis_name", ())
+        for axis in axes if isinstance(axes, (tuple, list)) else (axes,):
+            if isinstance(axis, int) and axis in names:
+                return axis
+    return None
 
 
 _AXES = ("axis", "axes", "dimension")

@@ -271,12 +271,14 @@ def _place(name, size, entries, mesh_shape, loops, origin):
 def _misplaced_resource(name: Hashable, resources: Any, is_repeated: bool) -> ValueError:
     ours = f"axis_resources give `{name}` the resources {resources!r}, but"
     if is_repeated:
-        legacy = "Resource assignment of a single axis must be a tuple of distinct resources"
         return ValueError(
-            f"{ours} one of these is repeated. Name each resource once{LEGACY}{legacy}"
+            f"{ours} one of these is repeated. Name each resource once{LEGACY}Resource assignment of a single axis "
+            f"must be a tuple of distinct resources, but specified {resources!r} for axis {name}"
         )
-    legacy = "Loop resources should come after mesh axes in the resource assignment of an axis"
-    return ValueError(f"{ours} loops come last. Write the mesh axes first{LEGACY}{legacy}")
+    return ValueError(
+        f"{ours} loops come last. Write the mesh axes first{LEGACY}Loop resources cannot appear before mesh axes in "
+        "the resource_axis argument"
+    )
 
 
 class _Bodies(threading.local):

@@ -188,7 +188,9 @@ _PARTITION_SPEC = "a PartitionSpec has a meaning in jit and shard_map only"
 def _bad_spec(where: str, spec: Any, path: str) -> TypeError:
     return TypeError(
         f"{path} is {show(spec)}, which is not an axis specification{_spec_meant(spec)}"
-        f"{LEGACY}Value mapping specification in xmap {where} pytree can be either"
+        f"{LEGACY}Value mapping specification in xmap {where} pytree can be either: - lists of axis names (possibly "
+        "ending with the ellipsis object: ...) - dictionaries that map positional axes (integers) to axis names (e.g. "
+        f"{{2: 'name'}}) but got: {show(spec)}"
     )
 
 
@@ -251,5 +253,5 @@ def _repeated_name(where: str, spec: Any, path: str) -> ValueError:
     diagonal = ". For a diagonal, call jnp.diagonal before" if where == "in_axes" else ""
     return ValueError(
         f"{path} is {show(spec)}, which repeats a name. Give each dimension its own name{diagonal}"
-        f"{LEGACY}Named axes should be unique within each {where} argument specification"
+        f"{LEGACY}Named axes should be unique within each {where} argument specification, but one them is: {show(spec)}"
     )

@@ -59,12 +59,8 @@ def trace_program(
 
     @functools.wraps(fun)
     def with_known_inputs(*args):
-        with known_inputs(jax.tree.leaves(args), known):
-            try:
-                return fun(*args)
-            except (IndexError, NotImplementedError, TypeError, ValueError) as error:
-                _notes().add_note(error)  # says what the error has to do with named axes
-                raise
+        with known_inputs(jax.tree.leaves(args), known), _noting_errors():
+            return fun(*args)
 
     closed, shapes = _trace(with_known_inputs, types, body)
     jaxpr, consts = _jax.open_jaxpr(closed)
@@ -77,7 +73,23 @@ def trace_flat(
     fun: Callable[..., Any], types: Sequence[Any], body: Body, in_our_shard_map: bool
 ) -> Any:
     """Trace a callable held by a custom rule as the body was traced; returns a closed jaxpr."""
-    return _trace(fun, types, body, in_our_shard_map)[0]
+
+    @functools.wraps(fun)
+    def with_notes(*args):
+        with _noting_errors():
+            return fun(*args)
+
+    return _trace(with_notes, types, body, in_our_shard_map)[0]
+
+
+@contextlib.contextmanager
+def _noting_errors() -> Iterator[None]:
+    """Have an error say what it has to do with named axes."""
+    try:
+        yield
+    except (IndexError, NotImplementedError, TypeError, ValueError) as error:
+        _notes().add_note(error)
+        raise
 
 
 def _trace(fun, types, body, in_our_shard_map=False):

@@ -180,7 +180,8 @@ def _keep_received(view, value, names, perm):
     received = np.zeros(view.total_size(names), bool)
     received[[destination for _, destination in perm]] = True
     if received.all():
-        return laid_out_over(view, value, value.names | view.own(names))
+        own = view.own(names)
+        return value if len(own) == len(names) else laid_out_over(view, value, value.names | own)
     mask = lambda x, index: jnp.where(jnp.asarray(received)[index], x, jnp.zeros_like(x))  # noqa: E731
     return apply_positional(view, mask, value, index_of(view, names))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from xmap_compat.core import once
 from xmap_compat.core.collectives import COLLECTIVES, has_groups
-from xmap_compat.core.device import own_parts
+from xmap_compat.core.device import laid_out_over, own_parts
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.rules import contraction, device_primitives, exchanges, gathers, reductions
 from xmap_compat.core.rules.groups import IN_GROUPS
@@ -34,7 +34,7 @@ def translate(
     apply = (IN_GROUPS if in_groups else TRANSLATIONS)[primitive]
     axes = axis_names(params)
     if in_groups or primitive not in _COUNTING:
-        operands = [own_parts(view, operand, axes) for operand in operands]
+        operands = [_in_parts(view, primitive, operand, axes) for operand in operands]
     if COLLECTIVES[primitive].joint or not operands:
         return [_with_ended(apply(view, params, *operands), operands, axes)]
     return [_with_ended(apply(view, params, operand), [operand], axes) for operand in operands]
@@ -42,6 +42,15 @@ def translate(
 
 # These multiply what is equal for all elements by their number, and know what exists once.
 _COUNTING = ("psum", "reduce_scatter", "pdot")
+
+
+def _in_parts(view, primitive, operand, axes):
+    """The operand of a collective: of what exists once each element puts in its part."""
+    parts = own_parts(view, operand, axes)
+    if primitive != "ppermute" or parts is operand:
+        return parts
+    # Equal parts that change places are still parts, which add up.
+    return laid_out_over(view, parts, parts.names.union(once.in_parts(operand.names, axes)))
 
 
 def _with_ended(result: NamedValue, operands: Sequence[NamedValue], axes: AxisNames) -> NamedValue:

@@ -39,7 +39,7 @@ def only_arrays(fun):
         rest = iter(outs)
         return [next(rest) if keep else None for keep in kept]
 
-    return apply, restore
+    return _jax.traced_as(fun, apply), restore
 
 
 class StagedCallable(NamedTuple):
@@ -70,7 +70,7 @@ def staged_callable(
         rest = iter(args)
         return fun(*(positional_zero(v) if is_no_array(v) else next(rest) for v in values))
 
-    traced, restore = only_arrays(on_dynamic)
+    traced, restore = only_arrays(_jax.traced_as(fun, on_dynamic))
     jaxpr = ev.stage(traced, [_positional_type(v) for v in dynamic])
     return StagedCallable(jaxpr, dynamic, restore)
 

@@ -143,6 +143,7 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
             return restore(apply(*cts))
         return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, cts)), tuple(cts))[1])
 
+    rule_of_case = _jax.traced_as(rule, rule_of_case)
     staged = staged_callable(ev, rule_of_case, [*residuals, *case.values()])
     # The collectives of nested xmaps over devices count each device, as these have it.
     own_axes = frozenset(n for n in ev.view.placements if not is_of_devices(n))

@@ -1,0 +1,1 @@
+"""The file that ``leave`` writes beside edited modules, as a real module."""
