@@ -222,8 +222,10 @@ def equation(eqn, operands):
             operands = [
                 v._replace(data=v.whole(), kind="same") if v.kind == "once" else v for v in operands
             ]
+        equal = name in ("psum", "all_gather")
+        equal |= name == "ppermute" and operands[0].kind == "same"  # equal elements change places
         operands = [for_each(v) for v in operands]
-        if name in ("psum", "all_gather"):
+        if equal:
             return [Known(out[0], "same", uses) for out in mapped(eqn, operands)]
         return [Known(out, "varies", uses) for out in mapped(eqn, operands)]
     if varies:
