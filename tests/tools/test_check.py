@@ -170,6 +170,11 @@ def check(*arguments, cwd, **variables):
             0,
             "p.py:2:5: jax.tree_map: last in jax 0.5.0; write jax.tree.map, or run it",
         ),
+        (
+            "import jax\njax.grad(abs, reduce_axes=('i',))(1.0)\n",
+            1,
+            "p.py:2:15: jax.grad(reduce_axes=): write lax.psum(gradient, axes) in a body",
+        ),
         ("import jax\njax.nonsense\n", 1, "p.py:2:5: jax.nonsense: jax "),
         ("import jax\ndef broken(:\n", 1, "p.py:2:12: cannot be read: SyntaxError: "),
         ("def python2(:  # no word of it\n", 0, "No removed name found in 1 file (jax "),
@@ -328,10 +333,17 @@ import numpy as np
 import old_library
 from jax.experimental.maps import Mesh, xmap
 f = xmap(lambda v: v * 2, ['i'], {}, axis_resources={'i': 'x'})
+def inside(v):
+    return jax.grad(lambda u: u * u)(v)
+def total(v):
+    return jax.lax.psum(inside(v) * v, 'i')
+g = xmap(total, ['i'], {})
+jax.jit(g)(np.ones(1))
 with Mesh(np.array(jax.devices()[:1]), ('x',)):
     f(np.ones(1))
-    jax.grad(lambda v: f(v))
+    jax.value_and_grad(jax.jit(lambda v: g(v)))(np.ones(1))
 xmap(lambda v: v, ['i'], ['i'], axis_resources={'unused': 'x'})
+jax.random.normal(jax.random.PRNGKey(0))
 """
 
 
@@ -358,10 +370,12 @@ def test_report_has_installed_packages_apart_and_what_differs_from_legacy(tmp_pa
     assert re.findall(r"(?m)^(.*):(\d+): (\S+):", packages) == [
         ("site-packages/old_library.py", "2", "jax.tree_map")
     ]
-    head, undeclared, gradient, unused = differs.splitlines()
-    assert head == "what differs from legacy:" and gradient.startswith("p.py:9: jax.grad: exact")
-    assert undeclared.startswith("p.py:8: result of the xmapped function")
-    assert unused.startswith("p.py:10: Ignored: axis_resources has entries for `unused`")
+    head, undeclared, unused, gradient, numbers = differs.splitlines()
+    assert head == "what differs from legacy:"
+    assert undeclared.startswith("p.py:14: result of the xmapped function")
+    assert unused.startswith("p.py:16: Ignored: axis_resources has entries for `unused`")
+    assert gradient.startswith("p.py:15: jax.value_and_grad through xmapped total: exact")
+    assert numbers.startswith("p.py:17: random numbers: ") and "--old-random" in numbers
 
 
 def test_a_terminal_shows_the_progress(tmp_path, monkeypatch):
