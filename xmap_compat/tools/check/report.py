@@ -28,7 +28,7 @@ _RANDOM = "jax.random."
 # These give the same numbers as ever.
 _SAME_RANDOM = ("key", "PRNGKey", "fold_in", "key_data", "wrap_key_data", "key_impl", "clone")
 _OLD_RANDOM = (
-    "{}: random numbers: those of jax 0.4 differ, which had jax_threefry_partitionable off. "
+    "{}: random numbers: jax 0.4 drew others, which had jax_threefry_partitionable off. "
     "For those: python -m xmap_compat --old-random SCRIPT"
 )
 _DIFFERS = "what differs from legacy:"
@@ -121,8 +121,8 @@ class _Lookups:
             yield _GRADIENT.format(self._where(file, line), gradient, name)
 
     def _random_lines(self) -> Iterator[str]:
-        jax = sys.modules.get("jax")
-        if self.random and getattr(jax.config, "jax_threefry_partitionable", False):  # type: ignore[union-attr]
+        jax: Any = sys.modules.get("jax")
+        if self.random and jax.config.jax_threefry_partitionable:
             own = [place for place in self.random if not _is_installed(place[0])]
             first, *_ = own or self.random
             yield _OLD_RANDOM.format(self._where(*first))
