@@ -10,8 +10,10 @@ import io
 import json
 import re
 import resource
+import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import forks
@@ -177,7 +179,17 @@ def check(*arguments, cwd, **variables):
         ),
         ("import jax\njax.nonsense\n", 1, "p.py:2:5: jax.nonsense: jax "),
         ("import jax\ndef broken(:\n", 1, "p.py:2:12: cannot be read: SyntaxError: "),
-        ("def python2(:  # no word of it\n", 0, "No removed name found in 1 file (jax "),
+        ("def python2(:  # no word of it\n", 1, "p.py:1:13: cannot be read: SyntaxError: "),
+        (
+            "import jax\nif hasattr(jax, 'tree_map'):\n    jax.tree_map\n",
+            0,
+            "guarded, and no finding:\np.py:3:9: jax.tree_map: under a test for it",
+        ),
+        (
+            "try:\n    from jax import nonsense\nexcept ImportError:\n    pass\n",
+            0,
+            "guarded, and no finding:\np.py:2:21: jax.nonsense: within a try that catches its error",
+        ),
         (
             "from jax.experimental.maps import xmap_p\nxmap_p.bind\n",
             1,
@@ -266,9 +278,7 @@ def test_fix_keeps_what_it_does_not_change_and_lists_what_is_left(tmp_path):
     (tmp_path / "p.py").write_bytes(source)
     done = check("--fix", "--no-install", "p.py", cwd=tmp_path)
     assert done.returncode == 3
-    assert (
-        "p.py:4:5: jax.device_put_replicated: " in done.stdout and "needs install()" in done.stdout
-    )
+    assert "p.py:4:5: jax.device_put_replicated: last in jax 0.9.0; write jax.d" in done.stdout
     assert (tmp_path / "p.py").read_bytes() == source.replace(b"tree_map", b"tree.map")
     assert check("--fix", "p.py", cwd=tmp_path).returncode == 0
     installed = b"latin-1\r\nimport xmap_compat; xmap_compat.install()\r\nimport jax\r\n"
@@ -287,6 +297,21 @@ def test_without_the_checker_or_jax_it_says_what_to_install(tmp_path, monkeypatc
     (tmp_path / "jax" / "__init__.py").write_text("raise ImportError('no JAX')\n")
     done = check("p.py", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 2 and "cannot be imported: ImportError: no JAX" in done.stderr
+
+
+def test_a_folder_without_programs_is_said_to_be_one(tmp_path):
+    done = check(".", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "0 files: no Python file or notebook in .\n"
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
+    for number in range(300):
+        (tmp_path / f"{'m' * 99}{number}.py").write_text("import jax\n" + "jax.tree_map\n" * 9)
+    command = f"'{sys.executable}' -m xmap_compat check . | head -1"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.endswith(":2:5: jax.tree_map: last in jax 0.5.0; write jax.tree.map, or run it under xmap_compat.install()\n")
+    assert done.stderr == ""
 
 
 REPORTED = """
@@ -387,7 +412,12 @@ def test_a_terminal_shows_the_progress(tmp_path, monkeypatch):
     (tmp_path / "other.py").write_text("x = 1\n")
     assert xmap_compat.__main__.main(["check", str(tmp_path)]) == 0
     last = terminal.getvalue().split("\r")[-1]
-    assert last == f"[{'#' * 30}] 25 of 25 files\n" and terminal.getvalue().count("\r") == 3
+    assert last == f"[{'#' * 30}] 25 of 25 files\n" and terminal.getvalue().count("\r") == 25
+    shown = types.ModuleType("tqdm")
+    shown.tqdm = lambda items, **options: print(len(items), options["desc"], file=terminal) or items
+    monkeypatch.setitem(sys.modules, "tqdm", shown)
+    assert xmap_compat.__main__.main(["check", str(tmp_path)]) == 0
+    assert terminal.getvalue().endswith("\n25 files\n")
 
 
 @pytest.mark.slow
