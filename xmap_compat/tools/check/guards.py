@@ -90,6 +90,8 @@ def _tests(parent: Any, child: Any) -> Iterator[ast.expr]:
 
 def _is_about(names: Names, test: ast.expr, node: ast.AST, name: str) -> bool:
     """Whether a test asks for a removed name, or for the variable that has it."""
+    if isinstance(test, ast.Constant):
+        return not test.value  # `if False:`
     last = re.split(r"\W", name.rstrip("=)"))[-1]
     for part in _parts(names, test):
         if text_of(part) == last or _OF_RELEASES.search(str(_word_of(part))):
