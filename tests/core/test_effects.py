@@ -432,6 +432,34 @@ def test_automatic_checks_around_are_refused_under_every_assignment(name, resour
     assert "small (`check` failed)" in error.get()
 
 
+@pytest.mark.parametrize("repeat", [lambda f: f, jax.jit], ids=["a call", "jit"])
+def test_a_check_before_a_call_under_set_mesh_is_noted(repeat):
+    """An open bug of JAX; the two remedies of the note work."""
+    mapped = xmap(lambda v: 2 * v, ["i"], ["i"], axis_resources={"i": "x"})
+
+    def before(v):
+        checkify.check(jnp.all(v > 90), "small")
+        return mapped(v)
+
+    def after(v):
+        out = mapped(v)
+        checkify.check(jnp.all(v > 90), "small")
+        return out
+
+    mesh = mesh42()
+    with jax.set_mesh(mesh.physical_mesh):
+        with pytest.raises(ValueError, match="context mesh") as caught:
+            repeat(checkify.checkify(before))(X)
+        error, out = repeat(checkify.checkify(after))(X)
+    assert "Enter the mesh by `with mesh:`" in caught.value.__notes__[0]
+    np.testing.assert_array_equal(out, 2 * X)
+    assert "small (`check` failed)" in error.get()
+    with mesh:
+        error, out = repeat(checkify.checkify(before))(X)
+    np.testing.assert_array_equal(out, 2 * X)
+    assert "small (`check` failed)" in error.get()
+
+
 def test_automatic_checks_inside_see_jitted_functions():
     """Of the body, and of a rule that is traced late."""
     checked = checkify.checkify(jax.jit(lambda v: jnp.log(v - 4)), errors=checkify.all_checks)

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import io_callback, pallas, sparse
+from jax.experimental import checkify, io_callback, pallas, sparse
 from jax.sharding import PartitionSpec as P
 from test_fences import SOURCES
+
+from xmap_compat import Mesh, xmap
 
 X = np.arange(16, dtype=np.float32).reshape(4, 4)
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
@@ -250,18 +252,133 @@ def test_a_callback_in_a_scan_whose_result_nothing_needs_runs_in_a_gradient_too(
     assert len(told) == 3
 
 
-@bug(
-    "nothing: an xmap whose program is such a one, with one element a device, is wrong with it",
-    raises=AssertionError,
-)
-def test_a_shifted_update_with_a_dimension_added_on_cpu():
-    """XLA updates in place and reads what it has just written; an optimization_barrier between them is right."""
-    v = np.arange(6.0, dtype=np.float32)
-    shifted = lambda v: v.at[1:].set(v[:-1])
+def shifted(v):
+    """XLA updates in place, and reads what it has just written."""
+    return v.at[1:].set(v[:-1])
+
+
+SHIFTS = {
+    "with a barrier after it": lambda v: lax.optimization_barrier(shifted(v)),
+    "of a copy": lambda v: v.at[1:].set(jnp.copy(v[:-1])),
+    "as it is": shifted,
+}
+RIGHT_SHIFTS = {
+    "concatenate": lambda v: jnp.concatenate([v[:1], v[:-1]]),
+    "roll": lambda v: jnp.roll(v, 1).at[0].set(v[0]),
+    "where": lambda v: jnp.where(jnp.arange(v.size) > 0, jnp.roll(v, 1), v),
+}
+
+
+def twice(shift):
+    return lambda v: shift(shift(v))
+
+
+def written_twice(shift):
+    """The shift written into a reference, two times."""
+
+    def write(v):
+        ref = jax.new_ref(v)
+        for _ in range(2):
+            if shift is shifted:
+                ref[1:] = ref[:-1]
+            else:
+                ref[...] = shift(ref[...])
+        return ref[...]
+
+    return write
+
+
+def on_rows(fun):
+    """A function of a row, where each device has one."""
+    return on_devices(lambda rows: fun(rows[0])[None], P(("x", "y")), P(("x", "y")))
+
+
+def sum_over_rows(fun):
+    return on_devices(lambda rows: lax.psum(fun(rows[0]), ("x", "y")), P(("x", "y")), P())
+
+
+def shifted_by_hand(rows, steps):
+    for _ in range(steps):
+        rows = np.concatenate([rows[:, :1], rows[:, :-1]], axis=1)
+    return rows
+
+
+@bug("nothing; docs/questions.md says so", raises=AssertionError)
+@pytest.mark.parametrize("shift", SHIFTS.values(), ids=SHIFTS.keys())
+@pytest.mark.parametrize("program", ["psum", "two steps"])
+def test_a_shift_in_place_on_cpu(program, shift):
+    x = numbers(4, 6)
+    if program == "psum":
+        expected = shifted_by_hand(x, 1).sum(0)
+        np.testing.assert_allclose(sum_over_rows(shift)(x), expected, rtol=1e-5)
+    else:
+        np.testing.assert_array_equal(on_rows(twice(shift))(x), shifted_by_hand(x, 2))
+
+
+@bug("nothing; docs/questions.md says so", raises=AssertionError)
+def test_a_shift_in_place_with_a_dimension_added_on_cpu():
+    v = numbers(6)
     np.testing.assert_array_equal(
-        jax.jit(lambda v: lax.optimization_barrier(shifted(v))[None])(v)[0], [0, *v[:-1]]
+        jax.jit(lambda v: shifted(v)[None])(v), shifted_by_hand(v[None], 1)
     )
-    np.testing.assert_array_equal(jax.jit(lambda v: shifted(v)[None])(v)[0], [0, *v[:-1]])
+
+
+@bug("nothing; docs/questions.md says so", raises=AssertionError)
+def test_a_shift_in_place_in_a_reference_on_cpu():
+    x = numbers(4, 6)
+    np.testing.assert_array_equal(on_rows(written_twice(shifted))(x), shifted_by_hand(x, 2))
+
+
+@pytest.mark.parametrize("shift", RIGHT_SHIFTS.values(), ids=RIGHT_SHIFTS.keys())
+def test_what_to_write_for_a_shift(shift):
+    """No bug: what docs/questions.md advises, by hand and in a body."""
+    x = numbers(4, 6)
+    np.testing.assert_allclose(
+        sum_over_rows(shift)(x), shifted_by_hand(x, 1).sum(0), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_array_equal(on_rows(twice(shift))(x), shifted_by_hand(x, 2))
+    np.testing.assert_array_equal(on_rows(written_twice(shift))(x), shifted_by_hand(x, 2))
+    body = xmap(written_twice(shift), ["i", ...], ["i", ...], axis_resources={"i": ("x", "y")})
+    with Mesh(MESH.devices, MESH.axis_names):
+        np.testing.assert_array_equal(body(x), shifted_by_hand(x, 2))
+
+
+TAKEN = np.array([[1, 0, 1], [1, 1, 0], [0, 0, 1], [0, 1, 1]], bool)
+OF_TAKEN = TAKEN.sum(0) + 2 * ~TAKEN  # each that takes the branch has the sum, others the double
+
+
+def sum_where(taken, v):
+    return lax.cond(taken, lambda v: lax.psum(v, "i"), lambda v: 2 * v, v)
+
+
+@bug("nothing; docs/questions.md says so", raises=AssertionError)
+def test_the_gradient_of_a_vmap_around_a_branch_with_a_collective():
+    rows = lambda v: jax.vmap(jax.vmap(sum_where), axis_name="i")(TAKEN, v)
+    slope = jax.grad(lambda v: rows(v).sum())(numbers(4, 3))
+    np.testing.assert_array_equal(slope, OF_TAKEN)
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
+def test_a_map_around_a_branch_with_a_collective(resources):
+    """No bug: what docs/questions.md advises."""
+    rows = lambda taken, v: lax.map(lambda pair: sum_where(*pair), (taken, v))
+    fun = xmap(rows, ["i", ...], ["i", ...], axis_resources=resources)
+    with Mesh(MESH.devices, MESH.axis_names):
+        slope = jax.grad(lambda v: fun(TAKEN, v).sum())(numbers(4, 3))
+    np.testing.assert_array_equal(slope, OF_TAKEN)
+
+
+@bug("_jax/nice/recovery.py: rule", raises=ValueError)
+def test_a_check_before_a_shard_map_under_set_mesh():
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    double = jax.shard_map(lambda v: 2 * v, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+
+    def checked(v):
+        checkify.check(jnp.all(v >= 0), "negative")
+        return double(v)
+
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(checkify.checkify(checked)(X)[1], 2 * X)
 
 
 # --------------------------------------------------------------------------------- what says so

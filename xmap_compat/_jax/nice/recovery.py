@@ -63,6 +63,13 @@ def _changed(jitted: Any, change: Callable[[Any], Any]) -> Any:
 _changed(jax.jit(abs), lambda missed: missed)  # so that it fails here
 
 
+_CHECK_BEFORE_CALL = (
+    "Under jax.set_mesh, JAX (to 0.12) cannot carry the error of a checkify.check into a shard_map, which an xmapped "
+    "function with mesh resources is. Enter the mesh by `with mesh:` in the place of jax.set_mesh, or call "
+    "checkify.check after the xmapped function"
+)
+
+
 @functools.cache
 def _refuse_checks(refused):
     """Let ``checkify`` raise ``refused(name)`` where its automatic checks meet a call that was made
@@ -80,10 +87,15 @@ def _refuse_checks(refused):
     def rule(*args, **params):
         frames = str(source_info_util.current().traceback).splitlines()  # innermost first
         caller = next((frame for frame in frames if not frame.startswith(jax.__path__[0])), "")
-        if caller.startswith(__file__) and any(
-            automatic_checks & x for x in args if isinstance(x, frozenset)
-        ):
+        if not caller.startswith(__file__):
+            return original(*args, **params)
+        if any(automatic_checks & x for x in args if isinstance(x, frozenset)):
             raise refused(params["name"])
-        return original(*args, **params)
+        try:
+            return original(*args, **params)
+        except ValueError as error:
+            if "context mesh" in str(error):
+                error.add_note(_CHECK_BEFORE_CALL)
+            raise
 
     error_checks[jit_p] = rule

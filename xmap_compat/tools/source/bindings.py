@@ -40,11 +40,13 @@ class Names:
 
     def of(self, node: ast.AST) -> str:
         """``'jax.lax.psum'`` for ``lax.psum``, by the last import of ``lax``; empty if it is bound
-        otherwise too.
+        otherwise too, but to None where an import fails.
         """
         if isinstance(node, ast.Name):
-            found = self.bound.get(node.id) or [None]
-            return found[-1] if all(isinstance(meant, str) for meant in found) else ""
+            found = self.bound.get(node.id, [])
+            imported = [meant for meant in found if isinstance(meant, str)]
+            others = [meant for meant in found if getattr(meant, "value", meant) is not None]
+            return imported[-1] if imported and imported == others else ""
         owner = self.of(node.value) if isinstance(node, ast.Attribute) else ""
         return owner and f"{owner}.{getattr(node, 'attr', '')}"
 
