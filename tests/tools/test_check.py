@@ -297,7 +297,7 @@ def test_without_the_checker_or_jax_it_says_what_to_install(tmp_path, monkeypatc
         importlib.util, "find_spec", lambda name: None if name == "ty" else find(name)
     )
     assert xmap_compat.__main__.main(["check", str(tmp_path / "p.py")]) == 2
-    assert "pip install 'xmap-compat[check]'" in capsys.readouterr().err
+    assert "pip install '.[check]'" in capsys.readouterr().err
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "__init__.py").write_text("raise ImportError('no JAX')\n")
     done = check("p.py", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
@@ -315,7 +315,9 @@ def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
         (tmp_path / f"{'m' * 99}{number}.py").write_text("import jax\n" + "jax.tree_map\n" * 9)
     command = f"'{sys.executable}' -m xmap_compat check . | head -1"
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.endswith(":2:5: jax.tree_map: last in jax 0.5.0; write jax.tree.map, or run it under xmap_compat.install()\n")
+    assert done.stdout.endswith(
+        ":2:5: jax.tree_map: last in jax 0.5.0; write jax.tree.map, or run it under xmap_compat.install()\n"
+    )
     assert done.stderr == ""
 
 

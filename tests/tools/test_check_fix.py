@@ -131,8 +131,7 @@ CALLS = {
     ),
     "the only entry is of no axis": (
         f"{XMAP}xmap(f, in_axes=['i'], out_axes=['i'], axis_resources={{'batch': 'x'}})",
-        "from xmap_compat import xmap\n"
-        "xmap(f, in_axes=['i'], out_axes=['i'], axis_resources={})",
+        "from xmap_compat import xmap\nxmap(f, in_axes=['i'], out_axes=['i'], axis_resources={})",
         "",
     ),
     "entries are of no axis": (

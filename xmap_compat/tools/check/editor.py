@@ -224,9 +224,9 @@ class _File:
         if local in self._exported:
             return True
         for node in self._names.nodes:
-            if isinstance(node, ast.Name) and node.id == local:
-                if not isinstance(node.ctx, ast.Store) and self._stays(node):
-                    return True
+            is_read = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
+            if is_read and node.id == local and self._stays(node):
+                return True
         return False
 
     def _import(self, statement: Any, findings: dict[Any, Finding]) -> None:
@@ -272,7 +272,7 @@ class _File:
     def _reads_whole(self, module: str) -> bool:
         """Whether something still reads a module by its whole name, which ``import a.b`` serves."""
         for node in self._names.nodes:
-            if isinstance(node, ast.Attribute) and self._names.dotted(node) == module:
-                if self._stays(node):
-                    return True
+            is_it = isinstance(node, ast.Attribute) and self._names.dotted(node) == module
+            if is_it and self._stays(node):
+                return True
         return False
