@@ -883,3 +883,4 @@ def test_no_number_is_broken():
         assert re.findall(r"\d+", " ".join(lines)) == ["12345", "67890"]
         assert max(map(len, lines)) <= width
     assert wrapped("1234567", 3) == ["123", "456", "7"]
+    assert wrapped("sent 32.8 k, 12 MiB", 8) == ["sent", "32.8 k,", "12 MiB"]
