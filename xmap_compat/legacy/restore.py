@@ -17,7 +17,7 @@ import jax.experimental
 
 from xmap_compat import _jax, random, vocabulary
 from xmap_compat.core import restored
-from xmap_compat.legacy import adapters, maps, old_names
+from xmap_compat.legacy import adapters, initializers, maps, old_names
 from xmap_compat.legacy import removed as table
 
 # ------------------------------------------------------------------------------- xmap's own
@@ -43,6 +43,8 @@ def _new_installation() -> _jax.Restoration:
     installation.attribute(jax.core, "NamedShape", random.NamedShape)
     for name in SAMPLERS:
         installation.attribute(jax.random, name, getattr(random, name))
+    for name, function in initializers.INITIALIZERS.items():
+        installation.attribute(jax.nn.initializers, name, function)
     for made, position in ((jax.ShapeDtypeStruct, 2), (jax.core.ShapedArray, 3)):
         constructor = "__new__" if "__new__" in vars(made) else "__init__"
         installation.attribute(
@@ -101,7 +103,7 @@ def install(removed: bool = True) -> Installed:
     ``pgather``, ``pargmax`` and ``pargmin``, ``jnp.einsum`` with braces, ``with
     jax.sharding.Mesh(...)`` without a warning, and the options ``experimental_xmap_*`` of
     ``jax.config``, which have no effect.  There is ``jax.core.NamedShape``, and ``jax.random``
-    takes one.
+    and ``jax.nn.initializers`` take one.
 
     It can be called again without effect, from any thread, and holds for all of them.  It
     initialises no backend.  ``with install():`` uninstalls at the end.  To run a program without
