@@ -46,8 +46,8 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat.numpy import einsum as einsum
     from xmap_compat.processes import global_array as global_array
     from xmap_compat.processes import process_array as process_array
+    from xmap_compat.tools.plan import plan as plan
     from xmap_compat.tools.search import search as search
-    from xmap_compat.tools.steps import plan as plan
     from xmap_compat.xmapped import Xmapped as Xmapped
 
 
@@ -62,8 +62,8 @@ _NAMES = {
     "legacy.restore": ["install", "uninstall"],
     "numpy": ["einsum"],
     "processes": ["global_array", "process_array"],
+    "tools.plan": ["plan"],
     "tools.search": ["search"],
-    "tools.steps": ["plan"],
     "xmapped": ["Xmapped"],
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

@@ -22,7 +22,7 @@ from xmap_compat.core.specs import argument_path
 from xmap_compat.errors import described, keyword_arguments, no_devices
 
 if TYPE_CHECKING:
-    from xmap_compat.tools.plan import CallPlan
+    from xmap_compat.tools.plan import Plan
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -86,7 +86,7 @@ class Planner:
         return f"<{self.declared.name}.plan: call it with the arguments of {self.declared.name}>"
 
     @_jax.api_boundary
-    def __call__(self, *args: Any, mesh: _jax.AnyMesh | None = None, **kwargs: Any) -> CallPlan:
+    def __call__(self, *args: Any, mesh: _jax.AnyMesh | None = None, **kwargs: Any) -> Plan:
         """The plan of one call, which is traced but neither compiled nor executed.
 
         Args:
@@ -108,10 +108,10 @@ class Planner:
         """
         if kwargs:
             raise keyword_arguments(kwargs)
-        describe = importlib.import_module("xmap_compat.tools.plan").describe_made
+        plan_of_call = importlib.import_module("xmap_compat.tools.plan").plan_of_call
         with entered(check_mesh(f"{self.declared.name}.plan", mesh)):
             try:
-                return describe(self.declared, None, args)
+                return plan_of_call(self.declared, args)
             except TypeError:
                 _check_values(args)
                 raise

@@ -88,7 +88,6 @@ MOST_NEEDED, MOST = 7, 28
 TEXTS = {
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
     "core.notes": 5,  # notes on errors of JAX and NumPy
-    "tools.leave.mapped": 1,  # jax.vmap has no type for a result that is mapped after all
     "api": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
 }
 

@@ -248,7 +248,7 @@ def test_calls_that_differ_in_a_nested_call_are_two():
 
 def test_what_goes_wrong_in_a_report_stays_there(monkeypatch):
     out = io.StringIO()
-    monkeypatch.setattr("xmap_compat.tools.plan.describe_made", lambda *_: 1 / 0)
+    monkeypatch.setattr("xmap_compat.tools.plan.plan_of_call", lambda *_: 1 / 0)
     report = explain.Report(out)
     end = watch.watch_everywhere(watch.Watcher(traced=report.call))
     try:

@@ -82,8 +82,8 @@ def test_a_step_around_the_call():
     }
     with MESH:
         assert remedies() == {
-            "args[0]": (("y",), "name dimension 1 in in_axes, on y"),
-            "args[1]": (("x", "y"), "name dimension 0, 1 in in_axes, on x, y"),
+            "v": (("y",), "name dimension 1 in in_axes, on y"),
+            "w": (("x", "y"), "name dimension 0, 1 in in_axes, on x, y"),
         }
 
 

@@ -427,7 +427,7 @@ def test_turns_and_branches_are_counted(case, mesh42):
         assert [c.primitive for c in plan.collectives] == ["psum", "psum"]
 
 
-def test_equal_transfers_of_one_collective_are_counted_together(mesh42):
+def test_equal_transfers_of_one_collective_are_one_word(mesh42):
     """Every device sends one element to the next and one to the one before: two rounds alike."""
     to = {2 * d: (2 * d + 2) % 8 for d in range(4)} | {2 * d + 1: (2 * d - 1) % 8 for d in range(4)}
     with mesh42:
@@ -440,7 +440,8 @@ def test_equal_transfers_of_one_collective_are_counted_together(mesh42):
         plan = f.plan(shaped(8, 3))
     (collective,) = plan.collectives
     assert [(t.kind, t.elements, t.times, t.bytes_sent) for t in collective.transfers] == [
-        ("ppermute", 1, 2, 3 * 4)
+        ("ppermute", 1, 1, 3 * 4),
+        ("ppermute", 1, 1, 3 * 4),
     ]
     assert "ppermute of 1 element over x (2 times)" in collective.became
     assert collective.bytes_sent == plan.bytes_sent == 2 * 3 * 4
@@ -795,7 +796,7 @@ def test_grey_blocks_are_in_the_legend(mesh42):
     assert swatch.get("fill") in {fill for tip, fill in tips if " on device 0 2 4 6" in tip}
 
 
-def test_arrays_that_lie_alike_are_one_drawing_if_their_names_are_short(mesh42):
+def test_arrays_that_lie_alike_are_one_drawing_with_all_names_if_these_are_short(mesh42):
     def names(*keys):
         f = xmap(
             lambda w: sum(w.values()),
@@ -808,9 +809,7 @@ def test_arrays_that_lie_alike_are_one_drawing_if_their_names_are_short(mesh42):
         return [t.text for t in tree.iter(f"{SVG}text") if t.get("class") == "bold"]
 
     assert "w['k'], w['q']" in names("q", "k")
-    assert {"w['keys_of_a_head']", "w['queries_of_a_head']"} < {
-        *names("queries_of_a_head", "keys_of_a_head")
-    }
+    assert "w['keys_of_a_head'] + 1 alike" in names("queries_of_a_head", "keys_of_a_head")
 
 
 def test_large_splits_keep_their_text():

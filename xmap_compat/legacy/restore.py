@@ -63,6 +63,8 @@ def _new_installation() -> _jax.Restoration:
 _lock = threading.Lock()
 _installation: _jax.Restoration | None = None
 _removed: _jax.Restoration | None = None
+OPTION_OF_RANDOM = "jax_threefry_partitionable"
+_option_of_random: bool | None = None  # what it was before install(old_random=True)
 
 
 class Installed(contextlib.AbstractContextManager):
@@ -94,7 +96,7 @@ class Installed(contextlib.AbstractContextManager):
                     _put_back()
 
 
-def install(removed: bool = True) -> Installed:
+def install(removed: bool = True, old_random: bool = False) -> Installed:
     """Let unmodified programs that used xmap run on this JAX.
 
     Afterwards these exist again: the module ``jax.experimental.maps`` (``xmap``, ``mesh``,
@@ -113,6 +115,8 @@ def install(removed: bool = True) -> Installed:
       removed: whether to also restore other names that such programs used and JAX has removed
         since: ``jax.tree_map``, ``pjit(in_axis_resources=)``, ``jnp.DeviceArray`` and the like,
         listed in the migration guide. Names that this JAX has are not touched.
+      old_random: whether ``jax.random`` gives the numbers of jax 0.4, where the option
+        ``jax_threefry_partitionable`` was off. ``uninstall()`` restores the option.
 
     Example:
 
@@ -122,9 +126,12 @@ def install(removed: bool = True) -> Installed:
       ...     xmap(lambda x: x + 1, in_axes=["i"], out_axes=["i"])(jax.numpy.arange(3)).tolist()
       [1, 2, 3]
     """
-    global _installation, _removed
+    global _installation, _removed, _option_of_random
     with _lock:
         first = _installation is None
+        if old_random and _option_of_random is None:
+            _option_of_random = bool(getattr(jax.config, OPTION_OF_RANDOM))
+            jax.config.update(OPTION_OF_RANDOM, False)
         if _installation is None:
             _installation = _new_installation()
             _installation.enter()
@@ -150,7 +157,10 @@ def uninstall() -> None:
 
 
 def _put_back() -> None:
-    global _installation, _removed
+    global _installation, _removed, _option_of_random
+    if _option_of_random is not None:
+        jax.config.update(OPTION_OF_RANDOM, _option_of_random)
+        _option_of_random = None
     if _removed is not None:
         _removed.exit()
         _removed = None

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import dataclasses
-import importlib
 import os
 import sys
 import threading
@@ -24,7 +22,9 @@ from xmap_compat.tools.programs import add_program, program_of
 
 if TYPE_CHECKING:
     from xmap_compat.core.call import Declaration, PlacedCall
-    from xmap_compat.tools.plan import CallPlan
+    from xmap_compat.tools.plan import Plan
+
+# What imports JAX is imported late, for a program may still set the variables that JAX reads.
 
 ABOUT_MESH = """the sizes of a mesh that you do not have, as x=64,y=64, for a program that plans, traces or lowers. Its
 first call with arrays fails, as no devices can run it: the plan of that call is the last one"""
@@ -32,133 +32,120 @@ WRONG_MESH = "--mesh takes a name and a size for each axis, x=64,y=64, but got {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--brief", action="store_true", help="one line for each call, without its plan"
-    )
+    about = "one line for each call, without its plan"
+    parser.add_argument("--brief", action="store_true", help=about)
     parser.add_argument("--mesh", metavar="SIZES", help=ABOUT_MESH)
     add_program(parser, "SCRIPT [ARGS...]")
 
 
 def main(options: argparse.Namespace) -> int | None:
-    program, mesh = program_of(options), _mesh_sizes(options.mesh)
-    if not program or mesh == {}:
-        options.error(WRONG_MESH.format(options.mesh) if mesh == {} else "no program is given")
-    report = Report(sys.stdout, options.brief, mesh)  # the program may change its sys.stdout
+    program = program_of(options)
+    if not program:
+        options.error("no program is given")
+    if program[0] != "-m" and not os.path.exists(program[0]):
+        options.error(f"no such file: {program[0]}")
+    mesh = None
+    if options.mesh is not None:
+        mesh = _mesh_sizes(options.mesh)
+        if mesh is None:
+            options.error(WRONG_MESH.format(options.mesh))
+    report = Report(sys.stdout, options.brief)  # the program may change its sys.stdout
     atexit.register(report.finish)
-    install_with_jax(report.begin)
+    install_with_jax(lambda: _begin(report, mesh))
     runner.run_program(program)
     return None
 
 
-def _mesh_sizes(text: str | None) -> dict[str, int] | None:
-    """``'x=64,y=64'`` as a dictionary; empty if the text has another form, None if the option is
-    missing.
-    """
-    if text is None:
-        return None
-    axes = [part.partition("=") for part in text.split(",")]
-    right = all(name.isidentifier() and size.isdecimal() and int(size) for name, _, size in axes)
-    return (
-        {name: int(size) for name, _, size in axes}
-        if right and len({a[0] for a in axes}) == len(axes)
-        else {}
-    )
+def _mesh_sizes(words: str) -> dict[str, int] | None:
+    """``'x=64,y=64'`` as a dictionary; None if the text has another form."""
+    sizes: dict[str, int] = {}
+    for part in words.split(","):
+        name, _, size = part.partition("=")
+        is_size = size.isdecimal() and int(size) > 0
+        if not name.isidentifier() or not is_size or name in sizes:
+            return None
+        sizes[name] = int(size)
+    return sizes
 
 
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """A call: its position, function and assignment, the text of its plan, or why it has none."""
+def _begin(report: Report, mesh: dict[str, int] | None) -> None:
+    """Watch from now on, in all threads, until the process ends."""
+    import jax
 
-    where: str
-    function: str
-    assignment: str
-    plan: str
-    failed: str = ""
+    from xmap_compat import _jax
+    from xmap_compat.core import watch
+
+    watch.watch_everywhere(watch.Watcher(traced=report.call))
+    if mesh is not None:
+        sizes = tuple(mesh.values())
+        _jax.enter_mesh(jax.sharding.AbstractMesh(sizes, tuple(mesh)))
 
 
 class Report:
-    """Collects the plans of all calls that are traced while it watches, and prints each distinct
-    one once at the end.
+    """Collects the plans of calls, and prints each distinct one at the end."""
 
-    Args:
-      out: where to print.
-      brief: whether to print one line for each call only.
-      mesh: the axis sizes of the mesh to put in scope.
-    """
-
-    def __init__(self, out: TextIO, brief: bool = False, mesh: dict[str, int] | None = None):
-        self.out, self.brief, self.mesh, self.folder = out, brief, mesh, os.getcwd() + os.sep
+    def __init__(self, out: TextIO, brief: bool = False):
+        self._out = out
+        self._brief = brief
+        self._folder = os.getcwd() + os.sep
         self._lock = threading.Lock()
-        self._seen: set[Any] = set()
-        self._calls: list[_Seen] = []
+        self._calls: dict[Any, tuple[str, str, str, str]] = {}
 
-    def begin(self) -> None:
-        """Watch from now on, in all threads, until the process ends."""
-        watch = importlib.import_module("xmap_compat.core.watch")
-        watch.watch_everywhere(watch.Watcher(traced=self.call))
-        if self.mesh:
-            axes = importlib.import_module("jax").sharding.AbstractMesh(
-                (*self.mesh.values(),), (*self.mesh,)
-            )
-            importlib.import_module("xmap_compat._jax").enter_mesh(axes)
-
-    def call(self, declared: Declaration, made: PlacedCall, args: tuple[Any, ...]) -> None:
+    def call(self, declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
         """Note one call.  A failure here must not change the behaviour of the program."""
-        if made.nested:
+        from xmap_compat import _jax
+        from xmap_compat.tools import plan
+
+        if placed.nested:
             return  # a part of the program of the outer call
-        where = importlib.import_module("xmap_compat._jax").where_now()
+        where = _jax.where_now().removeprefix(self._folder)
         try:
-            plan = importlib.import_module("xmap_compat.tools.plan").describe_made(
-                declared, made, args
-            )
-            key = plan, str(made.program.jaxpr)
-            with self._lock:
-                if key not in self._seen:
-                    self._seen.add(key)
-                    text = "" if self.brief else str(plan)
-                    self._calls.append(_Seen(where, declared.name, _assignment(plan), text))
+            found = plan.plan_of_call(declared, args, placed)
+            key: Any = found, str(placed.program.jaxpr)
+            row = declared.name, _assignment(found), where, str(found)
         except Exception as error:
-            with self._lock:
-                failed = f": no plan: {type(error).__name__}: {error}"
-                self._calls.append(_Seen(where, declared.name, "", "", failed))
+            key = object()
+            reason = f"no plan: {type(error).__name__}: {error}"
+            row = declared.name, "", f"{where}: {reason}", ""
+        with self._lock:
+            self._calls.setdefault(key, row)
 
     def finish(self) -> None:
         """Print the calls at the end of the process."""
-        with self._lock:
-            failed = sum(bool(call.failed) for call in self._calls)
-            count = len(self._calls) - failed
-            plans = (
-                f"{count} plan{'s' if count != 1 else ''}"
-                if self._calls
-                else "no call of an xmapped function"
-            )
-            more = f", {failed} call(s) without a plan" if failed else ""
-            self._print(f"xmap_compat explain: {plans}{more}")
-            if self._calls:
-                text = importlib.import_module("xmap_compat.tools.text")
-                rows = [("", "function", "assignment", "called at")]
-                for k, call in enumerate(self._calls, 1):
-                    where = call.where.removeprefix(self.folder) + call.failed
-                    rows.append((str(k), call.function, call.assignment, where))
-                self._print("\n".join(text.table(rows)))
-            for k, call in enumerate(self._calls, 1):
-                if call.plan:
-                    rule = f"---- plan {k}, called at {call.where.removeprefix(self.folder)} "
-                    self._print(f"\n{rule.ljust(text.WIDTH, '-')}\n{call.plan}\n")
+        calls = list(self._calls.values())
+        failed = [plan for *_, plan in calls].count("")
+        title = "no call of an xmapped function"
+        if calls:
+            count = len(calls) - failed
+            title = "1 plan" if count == 1 else f"{count} plans"
+        if failed:
+            title += f", {failed} call(s) without a plan"
+        # The pipe may be closed, or the program has closed its output.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"xmap_compat explain: {title}", file=self._out, flush=True)
+            self._print(calls)
 
-    def _print(self, text: str) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the pipe is closed, or the program has closed its output
-            print(text, file=self.out, flush=True)
+    def _print(self, calls: list[tuple[str, str, str, str]]) -> None:
+        from xmap_compat.tools import text
+
+        if not calls:
+            return
+        rows: text.Rows = [("", "function", "assignment", "called at")]
+        for number, (function, assignment, where, _) in enumerate(calls, 1):
+            rows.append((str(number), function, assignment, where))
+        print(*text.table(rows), sep="\n", file=self._out, flush=True)
+        for number, (*_, where, plan) in enumerate(calls, 1):
+            if plan and not self._brief:
+                rule = f"---- plan {number}, called at {where} ".ljust(text.WIDTH, "-")
+                print(f"\n{rule}\n{plan}\n", file=self._out, flush=True)
 
 
-def _assignment(plan: CallPlan) -> str:
+def _assignment(plan: Plan) -> str:
     """``batch: x, hidden: y+loop 4``"""
-    loops = lambda a: [f"loop {n}" for n in a.loop_sizes]  # noqa: E731
-    split = [
-        (a.name, [*map(str, a.mesh_axes), *loops(a)])
-        for a in plan.axes
-        if a.mesh_axes or a.loop_sizes
-    ]
-    return ", ".join(f"{name}: {'+'.join(resources)}" for name, resources in split) or "one device"
+    split = []
+    for axis in plan.axes:
+        loops = [f"loop {length}" for length in axis.loop_sizes]
+        resources = [*map(str, axis.mesh_axes), *loops]
+        if resources:
+            split.append(f"{axis.name}: {'+'.join(resources)}")
+    return ", ".join(split) or "one device"

@@ -1,22 +1,20 @@
 """Arguments that are sharded over more of the mesh than their specs say: they are gathered where
-they enter the call.
+they enter a call.
 
-Under ``jax.jit``, shardings are unknown while a call is traced, unless the types contain them
-(Explicit axes).
+Known are concrete arrays, types with a sharding, and types over Explicit axes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
 from xmap_compat import _jax
-from xmap_compat.core.call import PlacedCall, partition_spec
-from xmap_compat.tools.staged import bytes_of
+from xmap_compat.tools.staged import Entry, StagedProgram, Value, bytes_of
 from xmap_compat.tools.text import listed
 
 
@@ -43,88 +41,63 @@ class Gathered:
 
 
 def gathered_arguments(
-    placed: PlacedCall, leaves: Sequence[Any], paths: Sequence[str]
+    program: StagedProgram, arguments: Mapping[Value, tuple[str, Any]]
 ) -> Iterator[Gathered]:
-    """The arguments of a call that are gathered at entry, as far as arrays or their types have
-    shardings.
+    """The arguments that a program passes unchanged to calls, and that are gathered there.
 
     Args:
-      leaves: arrays, tracers, or types that stand for them.
+      arguments: the path of each argument, and the array.
     """
-    mesh = placed.scope.mesh
-    if mesh is None or not placed.uses_mesh or placed.nested:
-        return
-    for leaf, spec, path in zip(leaves, placed.in_specs, paths):
-        yield from _gathered(path, leaf, partition_spec(spec, placed.placements), mesh)
+    known = dict(arguments)
+    for operation in program.operations:
+        given = [known.get(value) for value in operation.operands]
+        if operation.name == "reshard":  # before a call over Explicit axes
+            known[operation.results[0]] = given[0]
+        if isinstance(operation.found, Entry) and given[0] is not None:
+            yield from _gathered(*given[0], operation.found)
+        if isinstance(operation.found, _jax.Scan):
+            (body,) = operation.branches
+            passed_on = zip(body.inputs, given[: operation.found.num_consts])
+            yield from gathered_arguments(body, dict(passed_on))
 
 
-def gathered_in_step(jaxpr: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[Gathered]:
-    """The arguments that a staged step passes unchanged to its calls, and that are gathered where
-    they enter them. Only arrays, and types with a sharding, are known.
-
-    Args:
-      leaves: the arguments of the step.
-    """
-    body, _ = _jax.open_jaxpr(jaxpr)
-    yield from _entering(
-        body, {v: (leaf, path) for v, leaf, path in zip(body.invars, leaves, paths)}
-    )
-
-
-def _entering(body: Any, given: dict[Any, tuple[Any, str]]) -> Iterator[Gathered]:
-    known = lambda v: None if isinstance(v, _jax.Literal) else given.get(v)  # noqa: E731
-    for eqn in body.eqns:
-        found = _jax.read(eqn)
-        if isinstance(found, (_jax.Call, _jax.Scan)):
-            inner, _ = _jax.open_jaxpr(found.body)
-            passed = eqn.invars[: found.num_consts] if isinstance(found, _jax.Scan) else eqn.invars
-            inside = {v: known(operand) for v, operand in zip(inner.invars, passed)}
-            yield from _entering(
-                inner, {v: value for v, value in inside.items() if value is not None}
-            )
-        elif isinstance(found, _jax.ShardMap) and found.mapped.issuperset(
-            found.mesh_shape
-        ):  # others gather nothing
-            for operand, spec in zip(eqn.invars, found.in_specs):
-                leaf, path = known(operand) or (None, "")
-                sharding = (
-                    None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
-                )
-                mesh = getattr(sharding, "mesh", None)
-                if mesh is not None and dict(mesh.shape) == dict(found.mesh_shape):
-                    yield from _gathered(path, leaf, spec, mesh)
-
-
-def _gathered(path: str, leaf: Any, spec: Any, mesh: Any) -> Iterator[Gathered]:
+def _gathered(path: str, leaf: Any, entry: Entry) -> Iterator[Gathered]:
     """The gather of an argument whose sharding and spec differ, if any."""
-    lies = _spec_of(leaf, mesh)
-    wanted = {axis for entry in spec for axis in _jax.axes_of_entry(entry)}
-    extra = [
-        (d, axis)
-        for d, entry in enumerate(lies)
-        for axis in _jax.axes_of_entry(entry)
-        if axis not in wanted
-    ]
+    wanted = _axes(entry.spec)
+    lies = _spec_of(leaf, entry.mesh_shape)
+    extra = [axis for axis in _axes(lies) if axis not in wanted]
     if not extra:
         return
-    kept = wanted.union(*(_jax.axes_of_entry(entry) for entry in lies)) - {
-        axis for _, axis in extra
-    }
-    needed = bytes_of(jax.typeof(leaf)) // math.prod(mesh.shape[axis] for axis in kept)
-    received = needed - needed // math.prod(mesh.shape[axis] for _, axis in extra)
-    axes = tuple(dict.fromkeys(axis for _, axis in extra))
-    yield Gathered(path, axes, tuple(dict.fromkeys(d for d, _ in extra)), received)
+    dims = []
+    for k, axes in enumerate(lies):
+        if not set(extra).isdisjoint(_jax.axes_of_entry(axes)):
+            dims.append(k)
+    kept = {*wanted, *_axes(lies)}.difference(extra)
+    needed = bytes_of(jax.typeof(leaf)) // _devices(kept, entry)
+    received = needed - needed // _devices(extra, entry)
+    yield Gathered(path, tuple(extra), tuple(dims), received)
 
 
-def _spec_of(leaf: Any, mesh: _jax.AnyMesh) -> tuple[Any, ...]:
-    """The partition of an array over the mesh: that of the array if it is concrete, else that of
-    its type.
+def _axes(spec: Any) -> list[Any]:
+    """The mesh axes of a partition."""
+    found: list[Any] = []
+    for entry in spec:
+        found.extend(_jax.axes_of_entry(entry))
+    return found
+
+
+def _devices(axes: Any, entry: Entry) -> int:
+    return math.prod(entry.mesh_shape[axis] for axis in axes)
+
+
+def _spec_of(leaf: Any, mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
+    """The partition of an array over a mesh: that of the array if it is concrete, else that of its
+    type.
     """
     if isinstance(leaf, jax.core.Tracer):
         return _jax.explicit_spec(leaf)
     sharding = getattr(leaf, "sharding", None)
-    if not isinstance(sharding, jax.sharding.NamedSharding) or dict(sharding.mesh.shape) != dict(
-        mesh.shape
-    ):
+    if not isinstance(sharding, jax.sharding.NamedSharding):
         return ()
-    return tuple(sharding.spec)
+    is_over_mesh = dict(sharding.mesh.shape) == dict(mesh_shape)
+    return tuple(sharding.spec) if is_over_mesh else ()

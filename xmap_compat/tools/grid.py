@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.core.mesh import devices_of
 from xmap_compat.tools.plan import Array
-from xmap_compat.tools.text import MANY, by_key, listed, with_more, without_index
+from xmap_compat.tools.text import by_key, listed, with_more
 
 Block = tuple[int, ...]
 
@@ -23,45 +23,37 @@ class Grid:
     """An array laid out in two dimensions.
 
     Attributes:
-      rows, columns: the dimensions that run down and across, such as ``batch 12 over x``; empty if
-      there is none.
-      others: the other dimensions.
+      titles: the dimensions that run down and across, such as ``batch 12 over x``, and the others;
+      each is empty if there is none.
       sizes: how many elements the rows and the columns have.
-      panels: for each block index of ``others`` a label, and ``cells[row][column]``: the mesh
-      positions with the block.
+      panels: for each block index of the other dimensions a label, and ``cells[row][column]``: the
+      mesh positions with the block.
     """
 
-    rows: str
-    columns: str
-    others: str
+    titles: tuple[str, str, str]
     sizes: tuple[int, int]
-    panels: tuple[tuple[str, list[list[list[int]]]], ...]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """How many blocks are below and beside each other in a panel, and how many devices hold
-        each.
-        """
-        cells = self.panels[0][1]
-        return len(cells), len(cells[0]), len(cells[0][0])
+    panels: list[tuple[str, list[list[list[int]]]]]
 
 
 def block_holders(array: Array, mesh: _jax.AnyMesh | None) -> np.ndarray:
     """For each block of an array (its index in every dimension) the positions in the mesh that hold
     it.
     """
-    shape, split = {} if mesh is None else dict(mesh.shape), _split_axes(array)
-    copied = [axis for axis in shape if axis not in itertools.chain(*split)]
-    order = [list(shape).index(axis) for axes in (*split, copied) for axis in axes]
+    shape = {} if mesh is None else dict(mesh.shape)
+    split = _split_axes(array)
+    order = list(itertools.chain(*split))
+    copied = [axis for axis in shape if axis not in order]
+    places = [list(shape).index(axis) for axis in (*order, *copied)]
     parts = [math.prod(shape[axis] for axis in axes) for axes in split]
-    positions = np.arange(math.prod(shape.values())).reshape([*shape.values()])
-    return positions.transpose(order).reshape(*parts, -1)
+    positions = np.arange(math.prod(shape.values())).reshape(list(shape.values()))
+    return positions.transpose(places).reshape(*parts, -1)
 
 
 def _split_axes(array: Array) -> list[tuple[str, ...]]:
     """The mesh axes of each dimension."""
-    entries = [*(array.spec or ()), *[None] * len(array.shape)][: len(array.shape)]
-    return list(map(_jax.axes_of_entry, entries))
+    spec = array.spec or ()
+    missing = [None] * (len(array.shape) - len(spec))
+    return [_jax.axes_of_entry(entry) for entry in (*spec, *missing)]
 
 
 def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
@@ -69,69 +61,77 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
     blocks.
     """
     holders = block_holders(array, mesh)
-    *parts, _ = holders.shape
-    labels = [
-        str(size) if name is None else f"{name} {size}"
-        for name, size in zip(array.axes, array.shape)
-    ]
-    titles = [
-        f"{label} over {listed(axes)}" if axes else label
-        for label, axes in zip(labels, _split_axes(array))
-    ]
-    by_weight = sorted(range(len(parts)), key=lambda k: (parts[k] == 1, array.axes[k] is None, k))
-    shown, others = sorted(by_weight[:2]), sorted(by_weight[2:])
-    part = lambda index: listed(  # noqa: E731
-        f"{labels[k].split()[0]} part {i}" for k, i in zip(others, index) if parts[k] > 1
-    )
-    further = f"and {listed(titles[k] for k in others)}" if others else ""
+    parts = holders.shape[:-1]
+    names = []
+    titles = []
+    for name, size, axes in zip(array.axes, array.shape, _split_axes(array)):
+        title = str(size) if name is None else f"{name} {size}"
+        names.append(title.split()[0])
+        titles.append(f"{title} over {listed(axes)}" if axes else title)
+
+    def weight(k: int) -> tuple[bool, bool, int]:
+        return parts[k] == 1, array.axes[k] is None, k
+
+    by_weight = sorted(range(len(parts)), key=weight)
+    shown = sorted(by_weight[:2])
+    others = sorted(by_weight[2:])
+
+    def label(index: Block) -> str:
+        cut = [(names[k], i) for k, i in zip(others, index) if parts[k] > 1]
+        return listed(f"{name} part {i}" for name, i in cut)
+
+    unseen = [_in_words(titles[k], array.axes[k]) for k in others]
+    further = f"and {listed(unseen)}" if unseen else ""
+    holders = holders.transpose(*others, *shown, -1)
     sizes = [array.shape[k] for k in shown]
-    return _grid(
-        holders.transpose(*others, *shown, -1), [titles[k] for k in shown], sizes, part, further
-    )
+    return _grid(holders, [titles[k] for k in shown], further, sizes, label)
+
+
+def _in_words(title: str, name: object) -> str:
+    return f"a dimension of {title} without a name" if name is None else title
 
 
 def mesh_grid(mesh: _jax.AnyMesh) -> Grid:
     """The devices of a mesh, each a block."""
     titles = [f"{name} {size}" for name, size in mesh.shape.items()]
-    place = lambda index: listed(f"{name} = {k}" for name, k in zip(mesh.axis_names, index))  # noqa: E731
+
+    def label(index: Block) -> str:
+        return listed(f"{name} = {k}" for name, k in zip(mesh.axis_names, index))
+
     positions = np.arange(mesh.size).reshape(*mesh.axis_sizes, 1)
-    return _grid(positions, titles[-2:], mesh.axis_sizes[-2:], place)
+    return _grid(positions, titles[-2:], "", mesh.axis_sizes[-2:], label)
 
 
 def _grid(
     holders: np.ndarray,
     titles: Sequence[str],
+    others: str,
     sizes: Sequence[int],
-    label_of: Callable[[Block], str],
-    others: str = "",
+    label: Callable[[Block], str],
 ) -> Grid:
     """A panel for each index, down to the last two dimensions of blocks, which have the titles."""
     rows, columns = ["", "", *titles][-2:]
-    holders = holders[(None,) * (2 - len(titles))]
-    panels = (
-        (label_of(index), holders[index].tolist()) for index in np.ndindex(holders.shape[:-3])
-    )
     down, across = [1, 1, *sizes][-2:]
-    return Grid(rows, columns, others, (down, across), tuple(panels))
-
-
-def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
-    """The arrays to draw, with their names: those that lie alike are drawn once, with all names if
-    these are short.
-    """
-    layout = lambda a: dataclasses.replace(a, root="", keys=())  # noqa: E731
-    groups = by_key(
-        arrays, lambda a: (layout(a), "" if len(arrays) > MANY else without_index(a.path))
-    )
-    named = [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
-    found: list[tuple[str, Array]] = []
-    for same in by_key(named, lambda pair: layout(pair[1])).values():
-        names = ", ".join(name for name, _ in same)
-        found += [(names, same[0][1])] if len(names) <= MOST_LETTERS else same
-    return found
+    for _ in range(2 - len(titles)):
+        holders = holders[None]
+    indices = np.ndindex(holders.shape[:-3])
+    panels = [(label(index), holders[index].tolist()) for index in indices]
+    return Grid((rows, columns, others), (down, across), panels)
 
 
 MOST_LETTERS = 30  # of the names above a drawing
+
+
+def alike(arrays: Iterable[Array]) -> Iterator[tuple[str, Array]]:
+    """The arrays to draw, with their names: those that lie alike are drawn once."""
+
+    def layout(array: Array) -> Array:
+        return dataclasses.replace(array, root="", keys=())
+
+    for group in by_key(arrays, layout).values():
+        names = [array.path for array in group]
+        joined = ", ".join(names)
+        yield joined if len(joined) <= MOST_LETTERS else with_more(names), group[0]
 
 
 MOST_DEVICES = 256
@@ -141,33 +141,24 @@ def corner(mesh: _jax.AnyMesh | None) -> _jax.AnyMesh | None:
     """A mesh that can be drawn: the given one, or the first devices along each axis if there are
     too many.
     """
-    sizes = [] if mesh is None else list(mesh.axis_sizes)
-    while math.prod(sizes) > MOST_DEVICES:
-        k = sizes.index(max(sizes))
-        sizes[k] = -(-sizes[k] // 2)
-    if mesh is None or tuple(sizes) == mesh.axis_sizes:
+    if mesh is None or mesh.size <= MOST_DEVICES:
         return mesh
+    sizes = list(mesh.axis_sizes)
+    while math.prod(sizes) > MOST_DEVICES:
+        longest = max(sizes)
+        sizes[sizes.index(longest)] = math.ceil(longest / 2)
     return jax.sharding.AbstractMesh(tuple(sizes), mesh.axis_names)
 
 
-def mesh_title(mesh: _jax.AnyMesh | None) -> str:
-    """``mesh``, or ``mesh, a corner: x 16 of 64, y 16 of 64`` where not all devices are drawn."""
-    shown = corner(mesh)
-    if mesh is None or shown is None:
-        return "devices"
-    drawn = listed(f"{name} {size} of {mesh.shape[name]}" for name, size in shown.shape.items())
-    return "mesh" if shown is mesh else f"mesh, a corner: {drawn}"
-
-
-def device_ids(mesh: _jax.AnyMesh | None) -> list[int]:
+def device_ids(mesh: _jax.AnyMesh | None, shown: _jax.AnyMesh | None) -> list[int]:
     """The numbers of the devices that are drawn; those of an abstract mesh are numbered in
     order.
     """
-    shown = corner(mesh)
     if mesh is None or shown is None:
         return [0]
-    ids = [d.id for d in devices_of(mesh)] or range(mesh.size)
-    return np.reshape(ids, mesh.axis_sizes)[tuple(map(slice, shown.axis_sizes))].ravel().tolist()
+    ids = [device.id for device in devices_of(mesh)] or range(mesh.size)
+    drawn = tuple(slice(size) for size in shown.axis_sizes)
+    return np.reshape(ids, mesh.axis_sizes)[drawn].ravel().tolist()
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -176,8 +167,9 @@ def ranges(numbers: Iterable[int]) -> str:
     steps = set(np.diff(numbers).tolist())
     if len(numbers) > 4 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
-    runs = [
-        [n for _, n in run]
-        for _, run in itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0])
-    ]
-    return " ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else " ".join(map(str, r)) for r in runs)
+    runs = by_key(enumerate(numbers), lambda at: at[1] - at[0])
+    words = []
+    for run in runs.values():
+        own = [number for _, number in run]
+        words += [f"{own[0]}-{own[-1]}"] if len(own) > 2 else map(str, own)
+    return " ".join(words)

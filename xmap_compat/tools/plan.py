@@ -1,8 +1,9 @@
-"""``f.plan(*args)``: what an xmapped call decides and does, as a value that you can read, print and
-draw.
+"""``xmap_compat.plan(step, *args)``, and ``f.plan(*args)`` of an xmapped function: what its calls
+decide, hold and send between devices, as a value that you can read, print and draw.
 
-Nothing is executed or compiled.  The call is staged out (traced) exactly as it would run, by an
-evaluator that puts the operations of each equation of the named program under a named scope.
+The program is staged out (traced) as it would run, derivatives and loops included, by evaluators
+that put the operations of each collective under a named scope.  Nothing is executed, nor compiled
+unless asked.
 """
 
 from __future__ import annotations
@@ -10,29 +11,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax
-from xmap_compat.core import call as calls
+from xmap_compat import _jax, api
+from xmap_compat.core.call import Declaration, PlacedCall, partition_spec, place_call
+from xmap_compat.core.errors import should_be
 from xmap_compat.core.execute import execute
+from xmap_compat.core.mesh import check_mesh, entered
+from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.nested import named_scopes
-from xmap_compat.core.placement import Placement
+from xmap_compat.core.placement import Placement, current_scope, enclosing_bodies
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
-from xmap_compat.core.watch import Watcher, watching
+from xmap_compat.core.watch import Watcher, watcher, watching
+from xmap_compat.errors import described, no_devices
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.staged import Position, bytes_of, position_of, staged_program
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
     Collective,
-    EquationNumbers,
     NumberingEvaluator,
+    Reader,
+    Scopes,
     Transfer,
-    collectives,
     sent_over,
     total_bytes,
 )
@@ -97,22 +102,17 @@ class Nested:
     where: Position | None
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class CallPlan(Shown):
-    """All decisions about one call of an xmapped function.
-
-    Print it, show it in a notebook, or draw it with :meth:`svg`.
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of an xmapped function.
 
     Attributes:
-      function: the name of the xmapped function.
+      function: its name.
       mesh: the mesh that the call is split over; None where it runs on one device.
       axes: the named axes.
       nested: the calls of xmapped functions in the body, with outer calls first.
       arguments: one entry for each array.
       results: one entry for each array.
-      collectives: the collectives, in the order of the program.
-      gathered: the arguments that are gathered where they enter, as far as arrays or types have
-      shardings.
     """
 
     function: str
@@ -121,13 +121,6 @@ class CallPlan(Shown):
     nested: tuple[Nested, ...]
     arguments: tuple[Array, ...]
     results: tuple[Array, ...]
-    collectives: tuple[Collective, ...]
-    gathered: tuple[Gathered, ...]
-
-    @property
-    def transfers(self) -> tuple[Transfer, ...]:
-        """The transfers between devices, in the order of the program."""
-        return tuple(t for c in self.collectives for t in c.transfers)
 
     @property
     def bytes_held(self) -> int:
@@ -136,9 +129,87 @@ class CallPlan(Shown):
         """
         return sum(a.device_bytes for a in (*self.arguments, *self.results))
 
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What XLA says about a program that it has compiled, for one device.
+
+    Attributes:
+      cost: its ``cost_analysis``, without the figures of single operands.  A loop counts as one
+      iteration.
+      memory: its ``memory_analysis``.
+    """
+
+    cost: Mapping[str, float]
+    memory: Mapping[str, int]
+
+    @property
+    def peak(self) -> int:
+        """XLA's ``peak_memory_in_bytes``, or its arguments, results and temporaries: on CPUs the
+        first lacks these.
+        """
+        held = -self.memory.get("alias_size_in_bytes", 0)
+        for name in ("argument", "output", "temp"):
+            held += self.memory.get(f"{name}_size_in_bytes", 0)
+        return max(self.memory.get("peak_memory_in_bytes", 0), held)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Plan(Shown):
+    """What a program does that calls xmapped functions, or one such call.
+
+    Print it, show it in a notebook, or draw it with :meth:`svg`.
+
+    Attributes:
+      function: the name of the program, or of the xmapped function.
+      mesh: the mesh of its calls; None where they run on one device.
+      calls: its calls of xmapped functions, one for each function and each type of arguments.
+      collectives: the collectives in these calls and in their derivatives, in the order of the
+      program.
+      transfers: what all of them send between devices, in the order of the program.
+      gathered: the arguments that are gathered where they enter a call, as far as arrays or types
+      have shardings.
+      compiled: XLA's figures; None unless ``compiled=True``.
+    """
+
+    function: str
+    mesh: _jax.AnyMesh | None
+    calls: tuple[Call, ...]
+    collectives: tuple[Collective, ...]
+    transfers: tuple[Transfer, ...]
+    gathered: tuple[Gathered, ...]
+    compiled: Compiled | None = None
+
+    @property
+    def axes(self) -> tuple[Placement, ...]:
+        """The named axes of all calls."""
+        return tuple(axis for call in self.calls for axis in call.axes)
+
+    @property
+    def nested(self) -> tuple[Nested, ...]:
+        """The calls of xmapped functions in the bodies of all calls."""
+        return tuple(nested for call in self.calls for nested in call.nested)
+
+    @property
+    def arguments(self) -> tuple[Array, ...]:
+        """The arguments of all calls."""
+        return tuple(array for call in self.calls for array in call.arguments)
+
+    @property
+    def results(self) -> tuple[Array, ...]:
+        """The results of all calls."""
+        return tuple(array for call in self.calls for array in call.results)
+
+    @property
+    def bytes_held(self) -> int:
+        """The bytes of the arguments and results of all calls on each device; temporary values are
+        not among them.
+        """
+        return sum(call.bytes_held for call in self.calls)
+
     @property
     def bytes_sent(self) -> int | None:
-        """The bytes that each device sends in a call; None if they depend on a while loop."""
+        """The bytes that each device sends; None if they depend on a while loop."""
         return total_bytes(self.transfers)
 
     @property
@@ -152,60 +223,155 @@ class CallPlan(Shown):
 # ---------------------------------------------------------------------------- making it
 
 
-def describe_made(
-    declared: calls.Declaration, made: calls.PlacedCall | None, args: tuple[Any, ...]
-) -> CallPlan:
-    """The plan of one call, which is traced but neither compiled nor executed.
+@_jax.api_boundary
+def plan(
+    step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _jax.AnyMesh | None = None
+) -> Plan:
+    """The plan of any JAX function with xmapped calls in it, under the mesh in scope.
+
+    The function may be a gradient (``jax.grad(loss)``), an optimizer step, or a scan: transfers of
+    derivatives count.
 
     Args:
-      made: the call with its placements, if it is being traced: no function of the user runs again.
-      args: as for the call; arrays may be ``jax.ShapeDtypeStruct``.
+      step: the function; it is traced, not executed.
+      args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
+      compiled: whether to compile it as well, for XLA's FLOPs and bytes.
+      mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
+
+    Returns:
+      A :class:`Plan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.compiled``, ``.to_dict()``.
+
+    Example:
+
+      >>> import jax, numpy as np, xmap_compat
+      >>> from xmap_compat import Mesh, xmap
+      >>> loss = xmap(lambda v: jax.lax.psum(v**2, "i"), ["i"], {}, axis_resources={"i": "x"})
+      >>> with Mesh(jax.devices()[:2], "x"):
+      ...     plan = xmap_compat.plan(jax.value_and_grad(loss), np.ones(8, np.float32))
+      >>> [transfer.kind for transfer in plan.transfers], plan.bytes_sent  # print(plan) shows all of it
+      (['all-reduce'], 4)
     """
-    numbers, placed = EquationNumbers(), made
+    if not callable(step):
+        raise should_be("The argument step of plan", "a function that calls xmapped ones", step)
+    with entered(check_mesh("plan", mesh)):
+        found = plan_of_step(step, args)
+        if not compiled:
+            return found
+        if isinstance(found.mesh, jax.sharding.AbstractMesh):
+            raise no_devices("plan(..., compiled=True)", found.mesh)
+        figures = figures_of(compile_step(step, args))
+        return dataclasses.replace(found, compiled=figures)
 
+
+def plan_of_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Plan:
+    """The plan of a function under the mesh in scope."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(args):
+        if not is_array(leaf):
+            raise _no_array_for_step(argument_path(path, "args"), leaf)
+
+    # A new function with the name of the step, because JAX's cache may have a trace of the step.
+    @functools.wraps(step)
+    def traced(*args):
+        return step(*args)
+
+    return _plan(traced, args, api.name_of(step), jitted=True)
+
+
+def plan_of_call(
+    declared: Declaration, args: tuple[Any, ...], placed: PlacedCall | None = None
+) -> Plan:
+    """The plan of one call of an xmapped function.
+
+    Args:
+      placed: the call, if it has been traced: no function of the user runs again.
+    """
+
+    @functools.wraps(declared.fun, updated=())
     def call(*args):
-        nonlocal placed
-        placed = calls.place_call(declared, args) if made is None else made
-        with watching(
-            Watcher(functools.partial(NumberingEvaluator, numbers=numbers)), jitted=False
-        ):
-            return execute(placed, jax.tree.leaves(args))
+        made = place_call(declared, args) if placed is None else placed
+        watcher().traced(declared, made, args)
+        return execute(made, jax.tree.leaves(args))
 
-    jaxpr = jax.make_jaxpr(call)(*args)
-    assert placed is not None
-    mesh = placed.scope.mesh if placed.uses_mesh else None
-    arguments = arguments_of(placed, declared, args)
-    paths = [a.path for a in arguments]
-    # Each nested call is at the call that holds its equations.
-    nested = (
-        Nested(
-            call.function, call.axes, next(filter(None, map(position_of, reversed(around))), None)
-        )
-        for eqn, around in _jax.walk(placed.program.jaxpr)
-        for call in named_scopes.calls_in(str(eqn.source_info.name_stack))
+    return _plan(call, args, declared.name, jitted=False)
+
+
+def _plan(fun: Callable[..., Any], args: tuple[Any, ...], name: str, jitted: bool) -> Plan:
+    scopes = Scopes()
+    calls: dict[Any, Call] = {}
+    bodies = enclosing_bodies()
+
+    def note(declared, placed, arguments):
+        is_nested = enclosing_bodies() != bodies
+        if not is_nested:
+            call = _call(declared, placed, arguments)
+            calls.setdefault((declared.fun, call), call)
+
+    evaluator = functools.partial(NumberingEvaluator, scopes=scopes)
+    with watching(Watcher(evaluator, scopes.around_call, note), jitted):
+        jaxpr = jax.make_jaxpr(fun)(*args)
+    program = staged_program(jaxpr)
+    reader = Reader(program, scopes)
+    given = zip(_paths(fun, args), jax.tree.leaves(args))
+    gathered = gathered_arguments(program, dict(zip(program.inputs, given)))
+    return Plan(
+        name,
+        _mesh(jaxpr, calls.values()),
+        tuple(calls.values()),
+        reader.collectives(),
+        reader.transfers(),
+        tuple(dict.fromkeys(gathered)),
     )
-    return CallPlan(
+
+
+def _mesh(jaxpr: Any, calls: Iterable[Call]) -> _jax.AnyMesh | None:
+    """The mesh of the calls, or else of a ``shard_map`` that the user has written."""
+    for call in calls:
+        if call.mesh is not None:
+            return call.mesh
+    scope = current_scope().mesh
+    for eqn, _ in _jax.walk(jaxpr):
+        found = _jax.read(eqn)
+        if isinstance(found, _jax.ShardMap):
+            is_of_scope = scope is not None and dict(scope.shape) == dict(found.mesh.shape)
+            has_devices = isinstance(found.mesh, jax.sharding.Mesh)
+            return scope if is_of_scope and not has_devices else found.mesh
+    return None
+
+
+def _call(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Call:
+    return Call(
         declared.name,
-        mesh,
+        placed.scope.mesh if placed.uses_mesh else None,
         tuple(placed.placements.values()),
-        tuple(dict.fromkeys(nested)),
-        arguments,
-        results_of(placed),
-        collectives(staged_program(jaxpr), numbers),
-        tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
+        tuple(dict.fromkeys(_nested(placed.program.jaxpr))),
+        tuple(_arguments(declared, placed, args)),
+        tuple(_results(placed)),
     )
 
 
-def arguments_of(
-    placed: calls.PlacedCall, declared: calls.Declaration, args: tuple[Any, ...]
-) -> tuple[Array, ...]:
-    """The arguments of a call, as they lie on the devices."""
+def _nested(jaxpr: Any) -> Iterator[Nested]:
+    """Each nested call is at the call that holds its equations."""
+    for eqn, around in _jax.walk(jaxpr):
+        calls = named_scopes.calls_in(str(eqn.source_info.name_stack))
+        if not calls:
+            continue
+        positions = [position_of(outer) for outer in reversed(around)]
+        where = next(filter(None, positions), None)
+        for call in calls:
+            yield Nested(call.function, call.axes, where)
+
+
+def _arguments(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Iterator[Array]:
     roots = _parameter_names(declared.fun, len(args))
-    found = zip(jax.tree_util.tree_leaves_with_path(args), placed.in_specs)
-    return tuple(
-        _array(roots[at.idx], keys, jax.typeof(leaf), spec, placed)
-        for ((at, *keys), leaf), spec in found
-    )
+    leaves = jax.tree_util.tree_leaves_with_path(args)
+    for ((at, *keys), leaf), spec in zip(leaves, placed.in_specs):
+        yield _array(roots[at.idx], keys, jax.typeof(leaf), spec, placed)
+
+
+def _paths(fun: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[str]:
+    roots = _parameter_names(fun, len(args))
+    for (at, *keys), _ in jax.tree_util.tree_leaves_with_path(args):
+        yield argument_path(keys, roots[at.idx])
 
 
 def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
@@ -213,42 +379,74 @@ def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
     name.
     """
     try:
-        parameters = list(inspect.signature(fun).parameters.values())
+        parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):
-        parameters = []
-    single = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
-    more = [
-        f"{rest}[{k}]" if rest else f"args[{k + len(single)}]" for k in range(count - len(single))
-    ]
-    return [*single, *more][:count]
+        parameters = ()
+    names = []
+    rest = "args"
+    first = 0
+    for parameter in parameters:
+        if parameter.kind == parameter.VAR_POSITIONAL:
+            rest = parameter.name
+            first = len(names)
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    for k in range(len(names), count):
+        names.append(f"{rest}[{k - first}]")
+    return names[:count]
 
 
-def results_of(placed: calls.PlacedCall) -> tuple[Array, ...]:
-    """The results of a call, as they lie on the devices."""
+def _results(placed: PlacedCall) -> Iterator[Array]:
     types = placed.program.out_types
     tree = jax.tree.unflatten(placed.program.out_tree, range(len(types)))
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return tuple(
-        _array("result", p, _whole(a, s, placed), s, placed)
-        for p, a, s in zip(paths, types, placed.out_specs)
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    for (keys, _), aval, spec in zip(paths, types, placed.out_specs):
+        # The type of a result lacks its named dimensions.
+        shape = list(aval.shape)
+        for position, name in spec.names:
+            shape.insert(position, placed.placements[name].size)
+        whole = jax.ShapeDtypeStruct(shape, aval.dtype)
+        yield _array("result", keys, whole, spec, placed)
+
+
+def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, placed: PlacedCall) -> Array:
+    shape = tuple(aval.shape)
+    device_shape = list(shape)
+    for position, name in spec.names:
+        device_shape[position] //= placed.placements[name].devices
+    partition = None
+    if placed.uses_mesh:
+        partition = partition_spec(spec, placed.placements)
+    names = spec.name_at()
+    axes = tuple(names.get(k) for k in range(len(shape)))
+    return Array(root, tuple(keys), aval.dtype, shape, axes, partition, tuple(device_shape))
+
+
+def _no_array_for_step(path: str, value: Any) -> TypeError:
+    return TypeError(
+        f"{path} is {described(value)}, but the arguments of a step are arrays, their types, scalars, or pytrees of "
+        "them. Bind a static value with functools.partial"
     )
 
 
-def _whole(aval: Any, spec: AxisSpec, placed: calls.PlacedCall) -> jax.ShapeDtypeStruct:
-    """The type of a result with its named dimensions."""
-    shape = list(aval.shape)
-    for position, name in spec.names:
-        shape.insert(position, placed.placements[name].size)
-    return jax.ShapeDtypeStruct(shape, aval.dtype)
+# ---------------------------------------------------------------------------- XLA's figures
 
 
-def _array(
-    root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, placed: calls.PlacedCall
-) -> Array:
-    named = spec.name_at()
-    axes = tuple(named.get(k) for k in range(len(aval.shape)))
-    parts = [placed.placements[n].devices if n is not None else 1 for n in axes]
-    partition = calls.partition_spec(spec, placed.placements) if placed.uses_mesh else None
-    device_shape = tuple(size // part for size, part in zip(aval.shape, parts))
-    return Array(root, tuple(keys), aval.dtype, tuple(aval.shape), axes, partition, device_shape)
+def compile_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A step as a ``jax.stages.Compiled``, under the mesh in scope."""
+    jitted = step if hasattr(step, "lower") else jax.jit(step)
+    return jitted.lower(*args).compile()
+
+
+def figures_of(compiled: Any) -> Compiled:
+    """What XLA says about a ``jax.stages.Compiled``."""
+    cost = {}
+    for name, value in sorted((compiled.cost_analysis() or {}).items()):
+        if "{" not in name:
+            cost[name] = value
+    analysis = compiled.memory_analysis()
+    memory = {}
+    for name in dir(analysis):
+        if name.endswith("_in_bytes") and not name.startswith("host_"):
+            memory[name] = getattr(analysis, name)
+    return Compiled(cost, memory)

@@ -9,25 +9,28 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from xmap_compat import _jax, api
-from xmap_compat.core.errors import should_be
+from xmap_compat.core.errors import as_set, did_you_mean, should_be
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import current_scope, parse_axis_resources
 from xmap_compat.errors import no_devices
-from xmap_compat.tools import errors, steps
+from xmap_compat.tools.plan import Plan, compile_step, figures_of, plan_of_step
+from xmap_compat.tools.progress import progress
 from xmap_compat.tools.shown import Shown, axes_name
-from xmap_compat.tools.text import listed, show_bytes
+from xmap_compat.tools.text import by_key, listed, show_bytes
 from xmap_compat.tools.transfers import sent_over
 from xmap_compat.xmapped import declaration_of
 
 LIMIT = 1000  # assignments that are planned at most
 ROUNDS = 11  # calls of each step that is measured
+
+Resources = Mapping[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,23 +67,28 @@ class Candidate:
     @property
     def name(self) -> str:
         """``batch: x, hidden: y``, and after ``=`` the assignments that are alike."""
-        parsed = map(parse_axis_resources, (self.axis_resources, *self.alike))
-        names = [
-            listed(f"{n}: {axes_name(rs)}" for n, rs in found.items() if rs) or "one device"
-            for found in parsed
-        ]
-        return " = ".join([*names[:2], *[f"{len(names) - 2} more"] * (len(names) > 2)])
+        names = []
+        for resources in (self.axis_resources, *self.alike)[:2]:
+            parsed = parse_axis_resources(resources)
+            used = [f"{name}: {axes_name(over)}" for name, over in parsed.items() if over]
+            names.append(listed(used) or "one device")
+        if len(self.alike) > 1:
+            names.append(f"{len(self.alike) - 1} more")
+        return " = ".join(names)
 
     @property
     def facts(self) -> tuple[float, ...]:
         """The figures that are compared, the less the better."""
-        return (
-            -self.devices,
-            self.flops or 0,
-            self.peak or 0,
-            self.bytes_held or 0,
-            sum(self.bytes_sent.values()),
-        )
+        sent = sum(self.bytes_sent.values())
+        return -self.devices, self.flops or 0, self.peak or 0, self.bytes_held or 0, sent
+
+    def beats(self, other: Candidate) -> bool:
+        """Whether no figure is larger, and one is smaller."""
+        for axes, count in self.bytes_sent.items():
+            if count > other.bytes_sent.get(axes, 0):
+                return False
+        no_larger = all(ours <= theirs for ours, theirs in zip(self.facts, other.facts))
+        return no_larger and self.facts != other.facts
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -109,13 +117,15 @@ class Candidates(Shown, Sequence[Candidate]):
     @property
     def ties(self) -> str:
         """Which measured candidates cannot be told from the fastest; empty if all can."""
-        run = [(c.name, c.seconds, c.noise or 0.0) for c in self.found if c.seconds is not None]
-        near = [name for name, seconds, noise in run[1:] if seconds - run[0][1] < noise + run[0][2]]
-        return (
-            f"measured: {run[0][0]} and {', '.join(near)} differ by less than the noise"
-            if near
-            else ""
-        )
+        fastest, *others = [c for c in self.found if c.seconds is not None] or [None]
+        near = [c.name for c in others if _differ_by_noise(fastest, c)]
+        if not near:
+            return ""
+        return f"measured: {fastest.name} and {', '.join(near)} differ by less than the noise"
+
+
+def _differ_by_noise(fastest: Any, other: Any) -> bool:
+    return other.seconds - fastest.seconds < other.noise + fastest.noise
 
 
 @_jax.api_boundary
@@ -132,7 +142,7 @@ def search(
     it.
 
     Those that only exchange equal mesh axes are one.  *Dominated* ones come last; the order of the
-    others is no judgement.  An axis over several mesh axes takes them in the order of the mesh.
+    others is not a ranking.  An axis over several mesh axes takes them in the order of the mesh.
 
     Args:
       f_or_make: an xmapped function; or ``make(axis_resources)`` that returns the step, gradients
@@ -162,244 +172,305 @@ def search(
       >>> [(candidate.axis_resources, candidate.bytes_held) for candidate in found]
       [({'i': 'x'}, 20), ({}, 36)]
     """
-    for right, name, wanted, value in (
-        (
-            callable(f_or_make),
-            "f_or_make",
-            "an xmapped function, or a function that makes the step",
-            f_or_make,
-        ),
-        (
-            fixed is None or isinstance(fixed, Mapping),
-            "fixed",
-            "a mapping like {'batch': 'x'}",
-            fixed,
-        ),
-        (
-            memory is None or (isinstance(memory, (int, float)) and memory > 0),
-            "memory",
-            "a number of bytes",
-            memory,
-        ),
-        (
-            type(measure) is int and measure >= 0,
-            "measure",
-            "a whole number that is not negative",
-            measure,
-        ),
-    ):
-        if not right:
-            raise should_be(f"The argument {name} of search", wanted, value)
+    _check_arguments(f_or_make, fixed, memory, measure)
     with entered(check_mesh("search", mesh)):
         scope = current_scope().mesh
         if scope is None:
-            raise errors.search_without_mesh()
+            raise _no_mesh()
         if (compiled or measure) and isinstance(scope, jax.sharding.AbstractMesh):
             raise no_devices(f"search(measure={measure}, compiled={compiled})", scope)
-        task = _Task(f_or_make, args, scope, dict(fixed or {}), memory, compiled)
-        found = _ranked(
-            [task.candidate(*alike) for alike in _progress(task.assignments(), "search")]
-        )
-        found = _ranked(task.measured(found, measure)) if measure else found
+        make = _maker(f_or_make, args, fixed or {})
+        name = api.name_of(f_or_make)
+        task = _Task(name, make, args, scope, fixed or {}, memory, compiled)
+        assignments = progress(task.assignments(), "assignments")
+        found = _ranked([task.candidate(*alike) for alike in assignments])
+        if measure:
+            found = _ranked(task.measured(found, measure))
     return Candidates(scope, tuple(found), memory, compiled)
 
 
-class _Task:
-    """The task of a search: the maker of the step, its arguments, and the axes to assign."""
+def _check_arguments(f_or_make: Any, fixed: Any, memory: Any, measure: Any) -> None:
+    if not callable(f_or_make):
+        wanted = "an xmapped function, or a function that makes the step"
+        raise should_be("The argument f_or_make of search", wanted, f_or_make)
+    if fixed is not None and not isinstance(fixed, Mapping):
+        raise should_be("The argument fixed of search", "a mapping like {'batch': 'x'}", fixed)
+    is_number = isinstance(memory, (int, float)) and memory > 0
+    if memory is not None and not is_number:
+        raise should_be("The argument memory of search", "a number of bytes", memory)
+    if type(measure) is not int or measure < 0:
+        wanted = "a whole number that is not negative"
+        raise should_be("The argument measure of search", wanted, measure)
 
-    def __init__(self, f_or_make, args, mesh, fixed, memory, compiled):
-        self.args, self.mesh, self.fixed, self.memory, self.compiled = (
-            args,
-            mesh,
-            fixed,
-            memory,
-            compiled,
-        )
-        declared = declaration_of(f_or_make)
-        self.make = (
-            f_or_make if declared is None else functools.partial(api.with_resources, declared)
-        )
-        unknown = [n for n in fixed if declared is not None and n not in declared.names]
-        if unknown:
-            raise errors.unknown_fixed_axes(unknown, declared.names)
+
+def _maker(
+    f_or_make: Callable[..., Any], args: tuple[Any, ...], fixed: Resources
+) -> Callable[[Resources], Any]:
+    """The function that makes the step."""
+    declared = declaration_of(f_or_make)
+    if declared is not None:
+        _check_fixed(fixed, declared.names)
+        return functools.partial(api.with_resources, declared)
+    try:
+        inspect.signature(f_or_make).bind({})
+    except TypeError:
+        raise _no_maker(api.name_of(f_or_make), len(args)) from None
+    return f_or_make
+
+
+def _check_fixed(fixed: Resources, known: Sequence[Hashable]) -> None:
+    unknown = [name for name in fixed if name not in known]
+    if unknown:
+        raise _unknown_fixed_axes(unknown, known)
+
+
+@dataclasses.dataclass
+class _Task:
+    """The task of a search.
+
+    Attributes:
+      name: that of the function which the user gave.
+      make: makes the step.
+      names: the axes to assign.
+      kinds: for each mesh axis its size, or the axis itself where equal ones are not the same.
+    """
+
+    name: str
+    make: Callable[[Resources], Any]
+    args: tuple[Any, ...]
+    mesh: _jax.AnyMesh
+    fixed: Resources
+    memory: float | None
+    compiled: bool
+
+    def __post_init__(self) -> None:
+        plan = plan_of_step(self._first_step(), self.args)
+        placed = _placed(plan)
+        if not placed:
+            raise _no_xmapped_call()
+        known = dict(placed)
+        _check_fixed(self.fixed, list(known))
+        self.names = [name for name in known if name not in self.fixed]
+        has_own_shard_map = plan.mesh is not None and not any(known.values())
+        self.kinds = dict(self.mesh.shape)
+        if has_own_shard_map:
+            self.kinds = {axis: axis for axis in self.mesh.shape}
+
+    def _first_step(self) -> Callable[..., Any]:
+        fixed = dict(self.fixed)
         try:
-            inspect.signature(self.make).bind({})
-        except TypeError:
-            raise errors.no_maker(api.name_of(f_or_make), len(args)) from None
-        try:
-            step = self.make(dict(fixed))
+            step = self.make(fixed)
         except Exception as error:
             error.add_note(
-                f"search called {api.name_of(f_or_make)}({dict(fixed)!r}) as make(axis_resources), which should return "
+                f"search called {self.name}({fixed!r}) as make(axis_resources), which should return "
                 "the step with the resources of fixed. Pass an xmapped function, or make(axis_resources)"
             )
             raise
         if not callable(step):
-            raise should_be(
-                "What make(axis_resources) returns to search", "the step, a function", step
-            )
-        staged = steps.stage(step, args, describe=False)
-        if not staged.placements:
-            raise errors.no_xmapped_call()
-        known = dict(_placed(staged))
-        if unknown := [n for n in fixed if n not in known]:
-            raise errors.unknown_fixed_axes(unknown, list(known))
-        self.names = [n for n in known if n not in fixed]
-        # Mesh axes of one size are equal, unless the step has a shard_map of its own.
-        alike = staged.mesh is None or any(known.values())
-        self.kinds = {axis: size if alike else axis for axis, size in mesh.shape.items()}
+            what = "What make(axis_resources) returns to search"
+            raise should_be(what, "the step, a function", step)
+        return step
 
-    def assignments(self) -> list[list[dict[Any, Any]]]:
+    def assignments(self) -> list[list[Resources]]:
         """Every assignment, beside those that only exchange equal mesh axes."""
-        sets = [
-            c for n in range(len(self.kinds) + 1) for c in itertools.combinations(self.kinds, n)
-        ]
-        choices = {n: [c[0] if len(c) == 1 else c for c in sets] for n in self.names}
+        sets: list[Any] = [()]
+        for count in range(1, len(self.kinds) + 1):
+            sets.extend(itertools.combinations(self.kinds, count))
+        over = [chosen[0] if len(chosen) == 1 else chosen for chosen in sets]
+        choices = dict.fromkeys(self.names, over)
         kinds = list(self.kinds.values())
-        most = LIMIT * math.prod(math.factorial(kinds.count(kind)) for kind in set(kinds))
-        if len(sets) ** len(choices) > most:
+        most = LIMIT
+        for kind in set(kinds):
+            most *= math.factorial(kinds.count(kind))
+        if len(over) ** len(choices) > most:
             choices = self._undominated(choices, most)
-        alike: dict[str, list[dict[Any, Any]]] = {}
+        every: list[Resources] = []
         for chosen in itertools.product(*choices.values()):
-            resources = {**self.fixed, **{n: c for n, c in zip(choices, chosen) if c != ()}}
-            alike.setdefault(_exchanged(resources, self.kinds), []).append(resources)
-        return list(alike.values())
+            split = {name: axes for name, axes in zip(choices, chosen) if axes != ()}
+            every.append({**self.fixed, **split})
+        return list(by_key(every, self._exchanged).values())
+
+    def _exchanged(self, resources: Resources) -> str:
+        """An assignment with mesh axes named after their kind, in the order in which they occur."""
+        names: dict[Any, Any] = {}
+        found = {}
+        for name, over in parse_axis_resources(resources).items():
+            for axis in over:
+                if axis in self.kinds and axis not in names:
+                    alike = [a for a in names if self.kinds[a] == self.kinds[axis]]
+                    names[axis] = self.kinds[axis], len(alike)
+            if over:
+                found[name] = [names.get(axis, axis) for axis in over]
+        return repr(found)
 
     def _undominated(self, choices: Mapping[Any, list[Any]], most: int) -> dict[Any, list[Any]]:
         """The choices that are possible and not dominated where their axis alone is split."""
-        planned = {
-            n: _ranked([self.candidate({**self.fixed, n: c}) for c in own])
-            for n, own in choices.items()
-        }
-        found = {n: [c for c in own if c.bytes_held is not None] for n, own in planned.items()}
-        kept = {
-            n: [c.axis_resources[n] for c in own if not c.dominated] for n, own in found.items()
-        }
+        kept: dict[Any, list[Any]] = {}
+        differences = {}
+        for name, own in choices.items():
+            found = _ranked([self.candidate({**self.fixed, name: axes}) for axes in own])
+            possible = [c for c in found if c.bytes_held is not None]
+            kept[name] = [c.axis_resources[name] for c in possible if not c.dominated]
+            sent = [sum(c.bytes_sent.values()) for c in possible]
+            differences[name] = max(sent) - min(sent)
         if math.prod(map(len, kept.values())) > most:
-            sent = {n: [sum(c.bytes_sent.values()) for c in own] for n, own in found.items()}
-            proposed = min(sent, key=lambda n: max(sent[n]) - min(sent[n]))
-            raise errors.too_many_candidates(
-                {n: len(own) for n, own in kept.items()}, most, proposed
-            )
+            proposed = min(differences, key=differences.__getitem__)
+            raise _too_many_candidates(kept, most, proposed)
         return kept
 
-    def candidate(self, resources: Mapping[Any, Any], *alike: Mapping[Any, Any]) -> Candidate:
+    def candidate(self, resources: Resources, *alike: Resources) -> Candidate:
         """An assignment with its facts, or why it cannot be used."""
         found = Candidate(resources, alike=alike)
         try:
             found = self._planned(found)
-            needed, which = found.bytes_held or 0, "arguments and results are"
             if self.compiled:
-                read = steps.read_compiled(
-                    steps.compile_step(self.make(dict(resources)), self.args)
-                )
-                found = dataclasses.replace(
-                    found, flops=read.cost.get("flops", 0.0), peak=read.peak
-                )
-                needed, which = read.peak, "XLA's peak is"
-            if self.memory is not None and needed > self.memory:
-                raise errors.too_much_memory(
-                    which, show_bytes(needed), show_bytes(round(self.memory))
-                )
+                figures = figures_of(compile_step(self.make(dict(resources)), self.args))
+                flops = figures.cost.get("flops", 0.0)
+                found = dataclasses.replace(found, flops=flops, peak=figures.peak)
+            self._check_memory(found)
         except Exception as error:  # of the call, or of the compiler
             found = dataclasses.replace(found, refused=str(error) or repr(error))
         return found
 
     def _planned(self, found: Candidate) -> Candidate:
-        staged = steps.stage(self.make(dict(found.axis_resources)), self.args, describe=False)
-        placed, wanted = _placed(staged), parse_axis_resources(found.axis_resources)
-        split = {
-            n: tuple(r for r in rs if not isinstance(r, SerialLoop)) for n, rs in wanted.items()
-        }
-        if ignored := [n for n in dict(placed) if (n, split.get(n, ())) not in placed]:
-            raise errors.ignored_resources(ignored)
-        held, sent = (
-            sum(a.device_bytes for a in staged.arrays),
-            sent_over(staged.transfers, self.mesh),
+        plan = plan_of_step(self.make(dict(found.axis_resources)), self.args)
+        placed = _placed(plan)
+        wanted = parse_axis_resources(found.axis_resources)
+        ignored = []
+        for name in dict(placed):
+            over = [r for r in wanted.get(name, ()) if not isinstance(r, SerialLoop)]
+            if (name, tuple(over)) not in placed:
+                ignored.append(name)
+        if ignored:
+            raise _ignored_resources(ignored)
+        used = set()
+        for _, axes in placed:
+            used.update(getattr(axis, "mesh_axis", axis) for axis in axes)
+        devices = math.prod(self.mesh.shape[axis] for axis in used)
+        sent = sent_over(plan.transfers, self.mesh)
+        return dataclasses.replace(
+            found, devices=devices, bytes_held=plan.bytes_held, bytes_sent=sent
         )
-        axes = {getattr(axis, "mesh_axis", axis) for _, own in placed for axis in own}
-        devices = math.prod(size for axis, size in self.mesh.shape.items() if axis in axes)
-        return dataclasses.replace(found, devices=devices, bytes_held=held, bytes_sent=sent)
+
+    def _check_memory(self, found: Candidate) -> None:
+        needed = found.bytes_held or 0
+        which = "arguments and results are"
+        if self.compiled:
+            needed = found.peak or 0
+            which = "XLA's peak is"
+        if self.memory is not None and needed > self.memory:
+            raise _too_much_memory(which, show_bytes(needed), show_bytes(round(self.memory)))
 
     def measured(self, found: Sequence[Candidate], count: int) -> list[Candidate]:
         """The candidates, ``count`` of them with medians: interleaved, so that a busy machine slows
         all.
         """
-        compiled, done = dict[int, Any](), list(found)
-        for k in [k for k, c in enumerate(found) if c.refused is None][:count]:
+        done = list(found)
+        compiled = {}
+        usable = [k for k, c in enumerate(found) if c.refused is None]
+        for k in usable[:count]:
             try:
-                step = steps.compile_step(self.make(dict(found[k].axis_resources)), self.args)
+                step = compile_step(self.make(dict(found[k].axis_resources)), self.args)
                 _seconds(step, self.args)
                 compiled[k] = step
             except Exception as error:  # too little memory, or an argument that is elsewhere
                 done[k] = dataclasses.replace(found[k], refused=str(error) or repr(error))
-        rounds = [
-            {k: _seconds(s, self.args) for k, s in compiled.items()}
-            for _ in _progress(range(ROUNDS), "measure")
-        ]
-        for k in compiled:
-            low, middle, high = statistics.quantiles([each[k] for each in rounds], n=4)
+        times: dict[int, list[float]] = {k: [] for k in compiled}
+        for _ in progress(range(ROUNDS), "rounds of calls"):
+            for k, step in compiled.items():
+                times[k].append(_seconds(step, self.args))
+        for k, own in times.items():
+            low, middle, high = statistics.quantiles(own, n=4)
             done[k] = dataclasses.replace(found[k], seconds=middle, noise=(high - low) / 2)
         return done
 
 
-def _placed(staged: steps.StagedStep) -> list[tuple[Any, tuple[Any, ...]]]:
+def _placed(plan: Plan) -> list[tuple[Any, tuple[Any, ...]]]:
     """The named axes of all calls, each with the mesh axes that it is split over."""
-    return [
-        (n, placement.mesh_axes) for placed in staged.placements for n, placement in placed.items()
-    ]
-
-
-def _exchanged(resources: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> str:
-    """An assignment with mesh axes named after their kind, in the order in which they occur."""
-    parsed, known = parse_axis_resources(resources), dict[Any, Any]()
-    for resource in (r for rs in parsed.values() for r in rs if r in kinds):
-        known.setdefault(
-            resource, (kinds[resource], sum(kinds[k] == kinds[resource] for k in known))
-        )
-    return repr({n: [known.get(r, r) for r in rs] for n, rs in parsed.items() if rs})
+    axes = list(plan.axes)
+    for nested in plan.nested:
+        axes.extend(nested.axes)
+    return [(axis.name, axis.mesh_axes) for axis in axes]
 
 
 def _ranked(found: Sequence[Candidate]) -> list[Candidate]:
     """The candidates in order, and which of them are dominated."""
-    judged = [
-        dataclasses.replace(c, dominated=any(_beats(o, c) for o in found if o.refused is None))
-        for c in found
-    ]
-    return sorted(
-        judged, key=lambda c: (c.refused is not None, c.seconds or math.inf, c.dominated, c.facts)
-    )
+    usable = [c for c in found if c.refused is None]
+    judged = []
+    for candidate in found:
+        dominated = any(other.beats(candidate) for other in usable)
+        judged.append(dataclasses.replace(candidate, dominated=dominated))
 
+    def key(c: Candidate) -> Any:
+        return c.refused is not None, c.seconds or math.inf, c.dominated, c.facts
 
-def _beats(a: Candidate, b: Candidate) -> bool:
-    no_larger = all(ours <= theirs for ours, theirs in zip(a.facts, b.facts))
-    return (
-        no_larger
-        and a.facts != b.facts
-        and all(n <= b.bytes_sent.get(k, 0) for k, n in a.bytes_sent.items())
-    )
+    return sorted(judged, key=key)
 
 
 def _seconds(compiled: Any, args: Any) -> float:
     """The seconds of one call, whose arguments are copies, because the step may donate them."""
-    given = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, args
-    )
-    given = jax.block_until_ready(
-        jax.device_put(given, compiled.input_shardings[0], may_alias=False)
-    )
-    clock = (
-        time.process_time if jax.default_backend() == "cpu" else time.perf_counter
-    )  # fake devices share the cores
+
+    def as_array(value: Any) -> Any:
+        is_type = isinstance(value, jax.ShapeDtypeStruct)
+        return jnp.zeros(value.shape, value.dtype) if is_type else value
+
+    given = jax.tree.map(as_array, args)
+    given = jax.device_put(given, compiled.input_shardings[0], may_alias=False)
+    jax.block_until_ready(given)
+    clock = time.perf_counter
+    if jax.default_backend() == "cpu":
+        clock = time.process_time  # fake devices share the cores
     begin = clock()
     jax.block_until_ready(compiled(*given))
     return clock() - begin
 
 
-def _progress(items: Any, title: str) -> Any:
-    """Items with a progress bar, if tqdm is installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return items
-    return tqdm(items, title, leave=False, delay=1)
+# ----------------------------------------------------------------------------- messages
+
+
+def _no_mesh() -> ValueError:
+    return ValueError(
+        "search needs a mesh to assign axes to. Pass mesh=Mesh(devices, names), or search "
+        "inside `with Mesh(devices, names):`"
+    )
+
+
+def _no_maker(name: str, count: int) -> TypeError:
+    return TypeError(
+        f"search got {name}, which cannot be called with axis_resources alone: it looks like the step itself. Pass an "
+        f"xmapped function, or a function that makes the step: lambda axis_resources: <the step of {count} arguments>"
+    )
+
+
+def _unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
+    return ValueError(
+        f"search: fixed has resources for axes {as_set(unknown)}, but the xmapped functions of the step have the axes "
+        f"{as_set(known)}. Name only these in fixed{did_you_mean(unknown, known)}"
+    )
+
+
+def _ignored_resources(names: Sequence[Hashable]) -> ValueError:
+    return ValueError(
+        f"the step that make(axis_resources) returned gave other resources to the axes {as_set(names)}. Let it pass "
+        "axis_resources on to xmap, or pin the axis by fixed="
+    )
+
+
+def _no_xmapped_call() -> ValueError:
+    return ValueError(
+        "search found no call of an xmapped function in the step, so there are no named axes to assign. Let "
+        "make(axis_resources) return a function that calls xmap(..., axis_resources=axis_resources)"
+    )
+
+
+def _too_many_candidates(choices: Mapping[Any, list[Any]], most: int, proposed: Any) -> ValueError:
+    counts = {name: len(own) for name, own in choices.items()}
+    each = listed(f"{count} for {name}" for name, count in counts.items())
+    return ValueError(
+        f"There are {math.prod(counts.values())} assignments ({each}), more than the {most} that search plans. Fix an "
+        f"axis: fixed={{{proposed!r}: ()}}, whose resources change the bytes sent least; or give it some there"
+    )
+
+
+def _too_much_memory(which: str, needed: str, given: str) -> ValueError:
+    return ValueError(f"{which} {needed}, more than memory, {given}")

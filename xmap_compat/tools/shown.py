@@ -13,7 +13,7 @@ from typing import Any
 from xmap_compat import _jax
 
 
-def view(name: str) -> Any:
+def _view(name: str) -> Any:
     """The module of a view; a module of values imports none."""
     return importlib.import_module(f"xmap_compat.tools.{name}")
 
@@ -22,14 +22,14 @@ class Shown:
     """Prints as text, draws itself as SVG, and shows the drawing in a notebook."""
 
     def __str__(self) -> str:
-        return view("report").text(self)
+        return _view("plan_text").text(self)
 
     def __repr__(self) -> str:
         return str(self)
 
     def svg(self) -> str:
         """The drawing as an SVG document."""
-        return view("picture").svg(self)
+        return _view("picture").svg(self)
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -49,7 +49,9 @@ class Shown:
 
 def axes_name(axes: Any) -> str:
     """``x``, or ``x+y`` for a tuple."""
-    return "+".join(map(str, axes)) if isinstance(axes, tuple) else str(axes)
+    if isinstance(axes, tuple):
+        return "+".join(map(str, axes))
+    return str(axes)
 
 
 def plain(value: Any) -> Any:
@@ -59,15 +61,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {axes_name(key): plain(entry) for key, entry in value.items()}
     if dataclasses.is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value) if field.compare]
-        computed = [
-            name for name, found in vars(type(value)).items() if isinstance(found, property)
-        ]
-        return {
-            name: plain(getattr(value, name))
-            for name in (*fields, *computed)
-            if not name.startswith("_")
-        }
+        return {name: plain(getattr(value, name)) for name in _attributes(value)}
     if isinstance(value, Iterable):
         return [plain(entry) for entry in value]
     return plain(dict(value.shape)) if hasattr(value, "axis_names") else str(value)
+
+
+def _attributes(value: Any) -> list[str]:
+    """The fields and properties of a dataclass."""
+    names = [field.name for field in dataclasses.fields(value)]
+    for name, attribute in vars(type(value)).items():
+        if isinstance(attribute, property):
+            names.append(name)
+    return names

@@ -9,7 +9,7 @@ import functools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from xmap_compat import _jax
 from xmap_compat.core.bodies import bodies_of
@@ -43,9 +43,20 @@ class Value:
 
 
 def bytes_of(aval: Any) -> int:
-    return math.prod(getattr(aval, "shape", ())) * getattr(
-        getattr(aval, "dtype", None), "itemsize", 0
-    )
+    shape = getattr(aval, "shape", ())
+    dtype = getattr(aval, "dtype", None)
+    return math.prod(shape) * getattr(dtype, "itemsize", 0)
+
+
+class Entry(NamedTuple):
+    """A value enters a ``shard_map`` over all axes of a mesh.
+
+    Attributes:
+      spec: how it is cut there.
+    """
+
+    spec: Any
+    mesh_shape: Mapping[Any, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,6 +75,13 @@ class _StagedBody:
         """The named scopes around an equation of this jaxpr."""
         own = str(eqn.source_info.name_stack)
         return f"{self.stack}/{own}" if own else self.stack
+
+    def inside(self, eqn: Any, found: Any) -> _StagedBody:
+        """The jaxprs in an equation of this one."""
+        mesh_shape = self.mesh_shape
+        if isinstance(found, _jax.ShardMap):
+            mesh_shape = found.mesh_shape
+        return _StagedBody(self.stack_of(eqn), mesh_shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,11 +112,31 @@ class Operation:
         return self.body.stack_of(self.eqn)
 
     @property
+    def has_side_effect(self) -> bool:
+        return self.eqn is not None and _jax.has_side_effect(self.eqn)
+
+    @property
     def iterations(self) -> int | None:
         """How often the programs in it run; None for a while loop."""
         if isinstance(self.found, _jax.While):
             return None
-        return self.found.length if isinstance(self.found, _jax.Scan) else 1
+        if isinstance(self.found, _jax.Scan):
+            return self.found.length
+        return 1
+
+    def expression(self, numbers: Mapping[Any, int]) -> Any:
+        """Equal for operations that compute the same; the operation itself if that is unknown.
+
+        Args:
+          numbers: equal values have one number.
+        """
+        if self.eqn is None or self.branches or self.has_side_effect:
+            return self
+        operands: list[Any] = []
+        for variable, value in zip(self.eqn.invars, self.operands):
+            known = str(variable) if value.literal else numbers.get(value, value)
+            operands.append(known)
+        return self.name, str(self.eqn.params), *operands
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,23 +152,14 @@ class StagedProgram:
     @functools.cached_property
     def repeated(self) -> frozenset[Operation]:
         """Operations that compute once more what another one has computed; XLA runs one of them."""
-        numbers: dict[Any, int] = {}  # of values and expressions: equal ones have one number
-        found = []
+        numbers: dict[Any, int] = {}
+        found = set()
         for operation in self.operations:
-            expression: Any = operation
-            if (
-                operation.eqn is not None
-                and not operation.branches
-                and not _jax.has_side_effect(operation.eqn)
-            ):
-                given = zip(operation.eqn.invars, operation.operands)
-                operands = (str(v) if o.literal else numbers.get(o, o) for v, o in given)
-                expression = operation.name, str(operation.eqn.params), *operands
-            found += [operation] if (expression, 0) in numbers else []
-            numbers.update(
-                (v, numbers.setdefault((expression, k), len(numbers)))
-                for k, v in enumerate(operation.results)
-            )
+            expression = operation.expression(numbers)
+            if (expression, 0) in numbers:
+                found.add(operation)
+            for k, value in enumerate(operation.results):
+                numbers[value] = numbers.setdefault((expression, k), len(numbers))
         return frozenset(found)
 
 
@@ -155,11 +184,11 @@ def _needed(operations: Sequence[Operation], results: Sequence[Value]) -> tuple[
     """The operations that are needed; dead code in inlined functions with custom rules is left out
     too.
     """
-    needed, kept = set(results), []
+    needed = set(results)
+    kept = []
     for operation in reversed(operations):
-        if needed.intersection(operation.results) or (
-            operation.eqn is not None and _jax.has_side_effect(operation.eqn)
-        ):
+        is_needed = not needed.isdisjoint(operation.results)
+        if is_needed or operation.has_side_effect:
             needed.update(operation.operands)
             kept.append(operation)
     return tuple(reversed(kept))
@@ -175,39 +204,41 @@ def _operations(opened: Any, env: dict[Any, Value], body: _StagedBody) -> Iterat
     for eqn in opened.eqns:
         operands = tuple(_value(env, v) for v in eqn.invars)
         found = _jax.read(eqn)
-        inside = _StagedBody(
-            body.stack_of(eqn),
-            found.mesh_shape if isinstance(found, _jax.ShardMap) else body.mesh_shape,
-        )
+        inside = body.inside(eqn, found)
         if isinstance(found, _INLINED):
             called, _ = _jax.open_jaxpr(found.body)
-            bound = dict(zip(called.invars, operands[len(operands) - len(called.invars) :]))
+            given = operands[len(operands) - len(called.invars) :]
+            bound = dict(zip(called.invars, given))
             yield from _operations(called, bound, inside)
-            env.update((v, _value(bound, o)) for v, o in zip(eqn.outvars, called.outvars))
+            for outer, inner in zip(eqn.outvars, called.outvars):
+                env[outer] = _value(bound, inner)
             continue
         results = tuple(Value(v.aval) for v in eqn.outvars)
         env.update(zip(eqn.outvars, results))
         if isinstance(found, _jax.ShardMap):
             yield from _shard_map(found, operands, results, inside)
             continue
-        yield Operation(eqn, operands, results, body, found, tuple(_branches(eqn, found, inside)))
+        branches = tuple(_branches(eqn, found, inside))
+        yield Operation(eqn, operands, results, body, found, branches)
 
 
 def _shard_map(
     found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: _StagedBody
-) -> Any:
+) -> Iterator[Operation]:
     opened, _ = _jax.open_jaxpr(found.body)
     env = {v: Value(v.aval) for v in opened.invars}
-    yield from (
-        Operation(None, (value,), (env[v],), inside) for v, value in zip(opened.invars, operands)
-    )
+    is_whole = found.mapped.issuperset(found.mesh_shape)
+    for v, value, spec in zip(opened.invars, operands, found.in_specs):
+        entry = Entry(spec, found.mesh_shape) if is_whole else None
+        yield Operation(None, (value,), (env[v],), inside, entry)
     yield from _operations(opened, env, inside)
-    yield from (
-        Operation(None, (_value(env, v),), (value,), inside)
-        for v, value in zip(opened.outvars, results)
-    )
+    for v, value in zip(opened.outvars, results):
+        yield Operation(None, (_value(env, v),), (value,), inside)
 
 
 def _branches(eqn: Any, found: Any, inside: _StagedBody) -> Iterator[StagedProgram]:
-    bodies = [] if found is None else [body.jaxpr for body in bodies_of(found)]
-    return (_program(body, inside) for body in bodies or _jax.subjaxprs(eqn.params))
+    jaxprs = []
+    if found is not None:
+        jaxprs = [body.jaxpr for body in bodies_of(found)]
+    for jaxpr in jaxprs or _jax.subjaxprs(eqn.params):
+        yield _program(jaxpr, inside)

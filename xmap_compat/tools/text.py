@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import PartitionSpec
 
-Rows = list[tuple[str, ...]]
+Row = tuple[str, ...]
+Rows = list[Row]
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -32,7 +33,7 @@ def by_key(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 def plural(count: int, noun: str) -> str:
     """``1 element``, ``2 elements``."""
-    return f"{count} {noun}{'s' if count != 1 else ''}"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def listed(items: Iterable[Any]) -> str:
@@ -46,11 +47,9 @@ def short_type(dtype: Any, shape: Sequence[int]) -> str:
 
 def show_bytes(count: int | None) -> str:
     """``96 B``, ``1.5 KiB``, ``12 MiB``."""
-    return (
-        "unknown"
-        if count is None
-        else _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
-    )
+    if count is None:
+        return "unknown"
+    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def show_count(count: float) -> str:
@@ -66,13 +65,20 @@ def show_seconds(seconds: float) -> str:
 def _scaled(value: float, step: int, units: Sequence[str]) -> str:
     k = 0
     while value >= step - 0.5 and k + 1 < len(units):
-        value, k = value / step, k + 1
-    return f"{value:.3g} {units[k]}" if value < 999.5 else f"{value:.0f} {units[k]}"
+        value /= step
+        k += 1
+    digits = ".3g" if value < 999.5 else ".0f"
+    return f"{value:{digits}} {units[k]}"
 
 
 def show_spec(spec: PartitionSpec | None) -> str:
     """``P('x', None)``"""
-    return "-" if spec is None else f"P({', '.join(map(repr, spec))})"
+    return "-" if spec is None else f"P({listed(map(repr, spec))})"
+
+
+def escape(content: Any) -> str:
+    """A text in XML."""
+    return html.escape(str(content))
 
 
 # ------------------------------------------------------------------------------ tables
@@ -85,23 +91,45 @@ def table(rows: Rows) -> list[str]:
     """Lines that fit the terminal: the widest columns are wrapped, between words as long as that is
     enough.
     """
-    rows = [tuple(cell.upper() for cell in rows[0]), *rows[1:]]
-    columns = range(len(rows[0]))
-    widths = [max(1, *(len(row[k]) for row in rows)) for k in columns]
-    # Texts may be broken at white space and after commas.
-    atoms = ([atom for row in rows for atom in re.findall(r"[^\s,]+,?|,", row[k])] for k in columns)
-    words = [max(map(len, found), default=1) for found in atoms]
-    room = WIDTH - GAP * (len(widths) - 1)
-    for least in (words, [1] * len(widths)):
-        while sum(widths) > room and (wide := [k for k in columns if widths[k] > least[k]]):
-            widths[max(wide, key=lambda k: widths[k])] -= 1
+    titles = tuple(cell.upper() for cell in rows[0])
+    rows = [titles, *rows[1:]]
+    widths = _widths(rows)
     lines = []
     for row in rows:
         cells = [wrapped(cell, width) for cell, width in zip(row, widths)]
         for k in range(max(map(len, cells))):
-            padded = [(cell[k] if k < len(cell) else "").ljust(w) for cell, w in zip(cells, widths)]
-            lines.append((" " * GAP).join(padded).rstrip())
+            line = ""
+            for cell, width in zip(cells, widths):
+                piece = cell[k] if k < len(cell) else ""
+                line += piece.ljust(width + GAP)
+            lines.append(line.rstrip())
     return lines
+
+
+def _widths(rows: Rows) -> list[int]:
+    """The widths of columns, which together fit the terminal if words or letters allow it."""
+    columns = list(zip(*rows))
+    widths = [max(1, *map(len, cells)) for cells in columns]
+    words = [max(map(_longest_word, cells)) for cells in columns]
+    room = WIDTH - GAP * (len(widths) - 1)
+    for least in (words, [1] * len(widths)):
+        while sum(widths) > room:
+            wide = [k for k, width in enumerate(widths) if width > least[k]]
+            if not wide:
+                break
+            widest = max(wide, key=widths.__getitem__)
+            widths[widest] -= 1
+    return widths
+
+
+# A number stays with its unit.
+_WITH_UNIT = re.compile(r"(\d) ([kMGTP]i?B?|B|us|ms|s)(?![^\s,])")
+
+
+def _longest_word(cell: str) -> int:
+    """Texts may be broken at white space and after commas, but not before a unit."""
+    words = re.findall(r"[^ ,]+,?|,", _WITH_UNIT.sub("\\1\u00a0\\2", cell))
+    return max(map(len, words), default=1)
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -109,13 +137,16 @@ def wrapped(text: str, width: int) -> list[str]:
     number.
     """
     lines: list[str] = []
-    for piece in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]:
+    text = _WITH_UNIT.sub("\\1\u00a0\\2", text)  # at which nothing is broken
+    pieces = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    for piece in pieces or [""]:
         while len(piece) > width:
-            at = piece.rfind(",", 0, width) + 1 or _before_number(piece, width)
+            comma = piece.rfind(",", 0, width)
+            at = comma + 1 or _before_number(piece, width)
             lines.append(piece[:at])
             piece = piece[at:]
         lines.append(piece)
-    return lines
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def _before_number(text: str, at: int) -> int:
@@ -123,25 +154,32 @@ def _before_number(text: str, at: int) -> int:
     line.
     """
     start = at
-    while start and text[start - 1].isdigit() and text[start].isdigit():
+    while start and text[start - 1 : start + 1].isdigit():
         start -= 1
     return start or at
 
 
-def grouped(rows: Rows, where: str, most: int = MANY) -> Rows:
-    """Merge rows that differ only in an index of their first cell, and if there are more than
-    ``most`` rows, those that differ in the first cell only.  ``where`` has all rows.
+def grouped(rows: Rows, where: str) -> Rows:
+    """Merge rows that differ only in an index of their first cell, and if there are many rows,
+    those that differ in the first cell only.  ``where`` has all rows.
     """
     head, *body = rows
-    alike = by_key(body, lambda row: ("" if len(body) > most else without_index(row[0]), row[1:]))
-    found = [(with_more([row[0] for row in own]), *rest) for (_, rest), own in alike.items()]
-    shown = found if len(found) <= most else found[: most - 1]
-    hidden = len(body) - sum(map(len, list(alike.values())[: len(shown)]))
-    return [
-        head,
-        *shown,
-        *([(f"... and {hidden} more: see {where}", *[""] * (len(head) - 1))] if hidden else []),
-    ]
+
+    def key(row: Row) -> Any:
+        name = "" if len(body) > MANY else without_index(row[0])
+        return name, row[1:]
+
+    groups = list(by_key(body, key).values())
+    shown = groups if len(groups) <= MANY else groups[: MANY - 1]
+    found = [head]
+    for group in shown:
+        name = with_more([row[0] for row in group])
+        found.append((name, *group[0][1:]))
+    hidden = len(body) - sum(map(len, shown))
+    if hidden:
+        empty = [""] * (len(head) - 1)
+        found.append((f"... and {hidden} more: see {where}", *empty))
+    return found
 
 
 _INDEX = re.compile(r"\[\d+\]")
@@ -154,13 +192,16 @@ def without_index(name: str) -> str:
 
 def with_more(alike: Sequence[str]) -> str:
     """``params[0..11]['w']``, or ``params['w1'] + 11 alike``"""
-    if len(alike) == 1 or len({without_index(name) for name in alike}) > 1:
-        return f"{alike[0]} + {len(alike) - 1} alike" if len(alike) > 1 else alike[0]
-    first, last = (iter(_INDEX.findall(name)) for name in (alike[0], alike[-1]))
-    ends = lambda low, high: low if low == high else f"{low[:-1]}..{high[1:]}"  # noqa: E731
-    return _INDEX.sub(lambda _: ends(next(first), next(last)), alike[0])
+    first = alike[0]
+    if len(alike) == 1:
+        return first
+    if len({without_index(name) for name in alike}) > 1:
+        return f"{first} + {len(alike) - 1} alike"
+    highest = iter(_INDEX.findall(alike[-1]))
 
+    def both_ends(found: re.Match[str]) -> str:
+        low = found[0]
+        high = next(highest)
+        return low if low == high else f"{low[:-1]}..{high[1:]}"
 
-def escape(content: Any) -> str:
-    """A text in XML."""
-    return html.escape(str(content))
+    return _INDEX.sub(both_ends, first)

@@ -1,7 +1,7 @@
-"""What the collectives of a call became, read from the staged program: the words and the transfers
-of a plan.
+"""What the collectives of a program became, read from the staged program: the words and the
+transfers of a plan.
 
-Each equation of the named program that may leave collectives between devices gets a number, and is
+Each equation of a named program that may leave collectives between devices gets a number, and is
 evaluated under a named scope with this number.  A plan describes the operations in that scope, so
 it cannot differ from what runs.
 """
@@ -19,20 +19,14 @@ import jax
 import numpy as np
 
 from xmap_compat import _jax
+from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import MeshAxis, Placement
 from xmap_compat.core.specs import AxisName
-from xmap_compat.tools.staged import (
-    Operation,
-    Position,
-    StagedProgram,
-    Value,
-    bytes_of,
-    position_of,
-)
-from xmap_compat.tools.text import by_key, listed, plural, short_type
+from xmap_compat.tools.staged import Operation, Position, StagedProgram, bytes_of, position_of
+from xmap_compat.tools.text import listed, plural, short_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +81,10 @@ class Collective:
 
     Attributes:
       primitive: its name: ``'psum'``, ``'pdot'``, ...; ``'while'`` for the agreement of devices to
-      go on.
+      go on; ``'all-reduce'``, ... for a transfer that belongs to no collective of the program.
       axes: the named axes, in the user's order.
       where: the position of the user's call.
+      derivative: whether this is what its derivative does.
       became: ``'local sum, all-reduce over x'``: what a device does for it, in the order of its
       first steps.
       transfers: its transfers between devices; empty if there are none.
@@ -98,6 +93,7 @@ class Collective:
     primitive: str
     axes: tuple[AxisName, ...]
     where: Position | None
+    derivative: bool
     became: str
     transfers: tuple[Transfer, ...]
 
@@ -110,8 +106,8 @@ class Collective:
 
 
 def total_bytes(transfers: Iterable[Transfer]) -> int | None:
-    """The bytes that each device sends for all transfers; None if they depend on a while loop."""
-    return _sum_of_known(t.total for t in transfers)
+    """The bytes that each device sends for some transfers; None if they depend on a while loop."""
+    return sum_of_known(t.total for t in transfers)
 
 
 def sent_over(transfers: Iterable[Transfer], mesh: _jax.AnyMesh | None) -> dict[Any, int]:
@@ -123,60 +119,53 @@ def sent_over(transfers: Iterable[Transfer], mesh: _jax.AnyMesh | None) -> dict[
     axes = () if mesh is None else mesh.axis_names
     sent: dict[Any, int] = dict.fromkeys(axes, 0)
     for transfer in transfers:
-        first, *others = sorted(
-            transfer.mesh_axes, key=lambda axis: axes.index(axis) if axis in axes else len(axes)
-        )
-        key = (first, *others) if others else first
+        others = set(transfer.mesh_axes).difference(axes)
+        over = [axis for axis in axes if axis in transfer.mesh_axes]
+        over.extend(sorted(others, key=str))
+        key = over[0] if len(over) == 1 else tuple(over)
         sent[key] = sent.get(key, 0) + transfer.counted
     return sent
 
 
-def _sum_of_known(counts: Iterable[int | None]) -> int | None:
+def sum_of_known(counts: Iterable[int | None]) -> int | None:
     """The sum of counts; None if one of them is None."""
-    found = list(counts)
-    return None if None in found else sum(n for n in found if n)
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 # ------------------------------------------------------------- what each equation leaves
 
-
-class EquationNumbers:
-    """Numbers of the evaluated equations of the named program: named scopes tell which of them an
-    operation is of.
-    """
-
-    def __init__(self):
-        self.found: dict[Any, _NumberedEquation] = {}
-        self.calls: list[Mapping[AxisName, Placement]] = []
-        self._around: list[tuple[int, Position | None]] = []
-
-    def scope_of_call(self, placements: Mapping[AxisName, Placement]) -> str:
-        """The named scope of a call, for operations that come from none of its equations."""
-        self.calls.append(placements)
-        return f"{_CALL}{len(self.calls) - 1}"
-
-    @contextlib.contextmanager
-    def scope_of(self, eqn, placements) -> Iterator[str]:
-        """The named scope of an equation; an equation in a function that is called twice has
-        two.
-        """
-        where = position_of(eqn) or (self._around[-1][1] if self._around else None)
-        self._around.append((id(eqn), where))
-        numbered = _NumberedEquation(len(self.found), eqn, where, placements)
-        number = self.found.setdefault(tuple(self._around), numbered).number
-        try:
-            yield f"{_EQUATION}{number}"
-        finally:
-            self._around.pop()
-
-
-_EQUATION, _CALL = "xmap_compat_equation_", "xmap_compat_call_"
+_EQUATION = "xmap_compat_equation_"
+_CALL = "xmap_compat_call_"
 
 
 def _number(prefix: str, stack: str) -> int | None:
     """The number in the innermost named scope that begins with a prefix."""
     numbers = re.findall(rf"{prefix}(\d+)", stack)
     return int(numbers[-1]) if numbers else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    """What an operation is of.
+
+    Attributes:
+      number: of an equation of a named program; None for a transfer that belongs to none.
+      primitive, axes, where, derivative: see :class:`Collective`.
+    """
+
+    number: int | None
+    primitive: str
+    axes: tuple[AxisName, ...]
+    where: Position | None
+    derivative: bool
+
+
+_NAMES = {name: {"reduce_scatter": "psum_scatter"}.get(name, name) for name in COLLECTIVES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,9 +178,73 @@ class _NumberedEquation:
     placements: Mapping[AxisName, Placement]
 
     @property
+    def primitive(self) -> str:
+        return str(self.eqn.primitive.name)
+
+    @property
     def axes(self) -> tuple[AxisName, ...]:
         """The named axes that it mentions, if it is a collective."""
-        return mentioned_names(self.eqn.params) if self.eqn.primitive.name in COLLECTIVES else ()
+        if self.primitive not in COLLECTIVES:
+            return ()
+        return mentioned_names(self.eqn.params)
+
+    def origin(self, derivative: bool) -> _Origin:
+        return _Origin(self.number, self.primitive, self.axes, self.where, derivative)
+
+    def axes_of(self, mesh_axes: Sequence[Any]) -> tuple[AxisName, ...]:
+        """The named axes that a transfer over these mesh axes is for."""
+        split = _split_over(self.placements, mesh_axes)
+        own = []
+        for name in self.axes:
+            if isinstance(name, MeshAxis):
+                own.append(name.taken_by)
+            elif name in split:
+                own.append(name)
+        return tuple(own) or split
+
+
+def _split_over(
+    placements: Mapping[AxisName, Placement], mesh_axes: Sequence[Any]
+) -> tuple[AxisName, ...]:
+    """The named axes that are split over some of these mesh axes."""
+    found = []
+    for name, placement in placements.items():
+        # The mesh axes of a nested xmap are named axes of the outer one.
+        own = {getattr(axis, "mesh_axis", axis) for axis in placement.mesh_axes}
+        if not isinstance(name, MeshAxis) and not own.isdisjoint(mesh_axes):
+            found.append(name)
+    return tuple(found)
+
+
+class Scopes:
+    """The named scopes of equations and calls, which tell what an operation is of."""
+
+    def __init__(self) -> None:
+        self.equations: dict[Any, _NumberedEquation] = {}
+        self.calls: list[Mapping[AxisName, Placement]] = []
+        self._around: list[tuple[int, Position | None]] = []
+
+    def around_call(self, placed: PlacedCall) -> contextlib.AbstractContextManager[Any]:
+        """The named scope of a call, for operations that come from none of its equations."""
+        self.calls.append(placed.placements)
+        return jax.named_scope(f"{_CALL}{len(self.calls) - 1}")
+
+    @contextlib.contextmanager
+    def around_equation(self, eqn: Any, placements: Mapping[AxisName, Placement]) -> Iterator[None]:
+        """The named scope of an equation; an equation in a function that is called twice has
+        two.
+        """
+        where = position_of(eqn)
+        if where is None and self._around:
+            where = self._around[-1][1]
+        self._around.append((id(eqn), where))
+        numbered = _NumberedEquation(len(self.equations), eqn, where, placements)
+        known = self.equations.setdefault(tuple(self._around), numbered)
+        try:
+            with jax.named_scope(f"{_EQUATION}{known.number}"):
+                yield
+        finally:
+            self._around.pop()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,117 +253,17 @@ class NumberingEvaluator(Evaluator):
     devices.
     """
 
-    numbers: EquationNumbers = dataclasses.field(default_factory=EquationNumbers)
+    scopes: Scopes = dataclasses.field(default_factory=Scopes)
 
     def call(self, jaxpr, operands, name):
-        return self.evaluate(
-            jaxpr, operands
-        )  # the equations of each call have numbers of their own
+        # The equations of each call have numbers of their own.
+        return self.evaluate(jaxpr, operands)
 
     def equation(self, eqn, operands):
         if eqn.primitive.name not in COLLECTIVES and _jax.read(eqn) is None:
             return super().equation(eqn, operands)
-        with self.numbers.scope_of(eqn, self.view.placements) as name, jax.named_scope(name):
+        with self.scopes.around_equation(eqn, self.view.placements):
             return super().equation(eqn, operands)
-
-
-def collectives(program: StagedProgram, numbers: EquationNumbers) -> tuple[Collective, ...]:
-    """The collectives of a staged program, by equation.  An equation that only holds others is left
-    out.
-    """
-    done: dict[int | None, list[Transfer | str]] = {}
-    for number, _, what in _told(program, numbers):
-        done.setdefault(number, []).append(what)
-    found = (
-        _collective(equation, _merged(done.get(equation.number, [])))
-        for equation in numbers.found.values()
-    )
-    return tuple(c for c in found if c.transfers or c.primitive in _NAMES.values())
-
-
-def every_transfer(program: StagedProgram, numbers: EquationNumbers) -> tuple[Transfer, ...]:
-    """All transfers of a staged program, in its order."""
-    told = _told(program, numbers)
-    moved = ((what, _number(_CALL, stack)) for _, stack, what in told if isinstance(what, Transfer))
-    return tuple(
-        t
-        if t.axes or call is None
-        else dataclasses.replace(t, axes=_split_over(numbers.calls[call], t.mesh_axes))
-        for t, call in moved
-    )
-
-
-def _told(
-    program: StagedProgram, numbers: EquationNumbers
-) -> Iterator[tuple[int | None, str, Transfer | str]]:
-    """Each transfer or local step of a staged program, after the number of its equation and its
-    named scopes.
-    """
-    known = tuple(numbers.found.values())
-    for operation, what in _done(program):
-        number = _number(_EQUATION, operation.stack)
-        if isinstance(what, Transfer) and number is not None:
-            what = _explained(what, known[number])
-        yield number, operation.stack, what
-
-
-def _explained(transfer: Transfer, equation: _NumberedEquation) -> Transfer:
-    """A transfer with the named axes and the line of the equation that left it."""
-    split = _split_over(equation.placements, transfer.mesh_axes)
-    axes = [n for n in equation.axes if n in split or isinstance(n, MeshAxis)]
-    own = tuple(n.taken_by if isinstance(n, MeshAxis) else n for n in axes)
-    return dataclasses.replace(transfer, axes=own or split, where=equation.where or transfer.where)
-
-
-def _split_over(
-    placements: Mapping[AxisName, Placement], mesh_axes: Sequence[Any]
-) -> tuple[AxisName, ...]:
-    """The named axes that are split over some of these mesh axes."""
-    own = {n: p.mesh_axes for n, p in placements.items() if not isinstance(n, MeshAxis)}
-    # The mesh axes of a nested xmap are named axes of the outer one.
-    over = {
-        n: {a.mesh_axis if isinstance(a, MeshAxis) else a for a in axes} for n, axes in own.items()
-    }
-    return tuple(n for n, axes in over.items() if not axes.isdisjoint(mesh_axes))
-
-
-_NAMES = {name: {"reduce_scatter": "psum_scatter"}.get(name, name) for name in COLLECTIVES}
-
-
-def _collective(equation: _NumberedEquation, done: Sequence[Transfer | str]) -> Collective:
-    primitive = equation.eqn.primitive.name
-    transfers = tuple(t for t in done if isinstance(t, Transfer))
-    if primitive not in COLLECTIVES:  # it holds others, which have rows of their own
-        agreement = (
-            ["agreement of the devices to go on"]
-            if isinstance(_jax.read(equation.eqn), _jax.While)
-            else []
-        )
-        done = [*agreement, *transfers]
-    words = list(
-        dict.fromkeys(what if isinstance(what, str) else _phrase(what, transfers) for what in done)
-    )
-    told = [word for word in words if word != RESHAPED] or words
-    became = ", ".join(told) or "nothing to do"
-    return Collective(
-        _NAMES.get(primitive, primitive), equation.axes, equation.where, became, transfers
-    )
-
-
-def _phrase(transfer: Transfer, every: Sequence[Transfer]) -> str:
-    """A transfer in words, with the number of transfers that differ from it only in the values that
-    they carry.
-    """
-    kind_of = lambda t: (t.kind, t.mesh_axes, t.elements, t.conditional)  # noqa: E731
-    total = _sum_of_known(t.times for t in every if kind_of(t) == kind_of(transfer))
-    over = f"over {listed(transfer.mesh_axes)}"
-    kind = (
-        f"ppermute of {plural(transfer.elements, 'element')}"
-        if transfer.elements is not None
-        else transfer.kind
-    )
-    iterations = {1: "", None: " (each iteration)"}.get(total, f" ({total} times)")
-    return f"{kind} {over}{iterations}" + (" (in a branch)" if transfer.conditional else "")
 
 
 # ------------------------------------------------- what a device does, read from the staged program
@@ -332,7 +285,8 @@ _INDICES = ("axis_index", "iota")
 
 # Other operations that a reader wants to know; the rest work element by element, or change only
 # types.
-RESHAPED, REPEATED = "a change of shape", "the result of an equal one"
+RESHAPED = "a change of shape"
+REPEATED = "the result of an equal one"
 _LOCAL = {
     "reduce_sum": "local sum",
     "reduce_max": "local max",
@@ -345,93 +299,194 @@ _LOCAL = {
 }
 
 
-def _done(
-    program: StagedProgram, times: int | None = 1, conditional: bool = False
-) -> Iterator[tuple[Operation, Transfer | str]]:
-    """Every transfer of a program, and what the operations of numbered equations do on one
-    device.
-    """
-    indices: set[tuple[Value, int | None]] = (
-        set()
-    )  # computed, for one equation, from the position of the device alone
-    tangents: set[Any] = set()
-    for operation in program.operations:
-        if operation.eqn is None:
-            continue
+class Reader:
+    """Reads what the operations of a staged program do, if somebody wants to know."""
+
+    def __init__(self, program: StagedProgram, scopes: Scopes) -> None:
+        self._scopes = scopes
+        self._equations = list(scopes.equations.values())
+        self._moved: set[Any] = set()
+        self._with_indices: set[int] = set()
+        self._steps = list(self._read(program, 1, False))
+
+    def transfers(self) -> tuple[Transfer, ...]:
+        """All transfers, in the order of the program."""
+        return tuple(what for _, what in self._steps if isinstance(what, Transfer))
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives of the named programs, those of derivatives, and other transfers."""
+        done: dict[_Origin, list[Transfer | str]] = {}
+        for equation in self._equations:
+            done[equation.origin(False)] = []
+        for origin, what in self._steps:
+            done.setdefault(origin, []).append(what)
+        found = {origin: _collective(origin, steps) for origin, steps in done.items()}
+        # A collective that the user's function has for its own derivative only.
+        for origin in list(found):
+            function = dataclasses.replace(origin, derivative=False)
+            if origin.derivative and found[origin].transfers and not done.get(function):
+                found.pop(function, None)
+        return tuple(c for origin, c in found.items() if _is_shown(origin, c))
+
+    def _read(
+        self, program: StagedProgram, times: int | None, conditional: bool
+    ) -> Iterator[tuple[_Origin, Transfer | str]]:
+        for operation in program.operations:
+            if operation.eqn is None:
+                continue
+            if operation.name in KINDS:
+                yield from self._moving(operation, program, times, conditional)
+            else:
+                yield from self._local(operation)
+            inside = None
+            if times is not None and operation.iterations is not None:
+                inside = times * operation.iterations
+            in_branch = conditional or isinstance(operation.found, _jax.Cond)
+            for branch in operation.branches:
+                yield from self._read(branch, inside, in_branch)
+
+    def _equation_of(self, operation: Operation) -> _NumberedEquation | None:
         number = _number(_EQUATION, operation.stack)
-        read = [v for v in operation.operands if not v.literal]
-        is_index = operation.name in _INDICES or all((v, number) in indices for v in read)
-        indices.update((v, number) for v in operation.results if is_index)
-        if operation.name in KINDS:
-            what: Transfer | str | None = _transfer(operation, number, times, conditional, tangents)
-            what = REPEATED if what is not None and operation in program.repeated else what
-        else:
-            what = _local(operation, is_index) if number is not None else None
-        if what is not None:
-            yield operation, what
-        iterations = (
-            None if times is None or operation.iterations is None else times * operation.iterations
+        return None if number is None else self._equations[number]
+
+    def _local(self, operation: Operation) -> Iterator[tuple[_Origin, str]]:
+        """What an operation does on one device, if it is a part of a collective."""
+        equation = self._equation_of(operation)
+        if equation is None or equation.primitive not in COLLECTIVES:
+            return
+        words = _LOCAL.get(operation.name)
+        if operation.name in _INDICES:
+            self._with_indices.add(equation.number)
+        # Indices are multiplied too.
+        if operation.name == "mul" and equation.number not in self._with_indices:
+            words = _product(operation)
+        if words is not None and operation.eqn.params.get("axes") != ():
+            yield equation.origin("transpose(" in operation.stack), words
+
+    def _moving(
+        self, operation: Operation, program: StagedProgram, times: int | None, conditional: bool
+    ) -> Iterator[tuple[_Origin, Transfer | str]]:
+        """A collective as a transfer, if it crosses devices."""
+        mesh_axes = _crossing(operation)
+        devices = math.prod(operation.body.mesh_shape[axis] for axis in mesh_axes)
+        if devices == 1:
+            return
+        equation = self._equation_of(operation)
+        kind = KINDS[operation.name]
+        types = [v.aval for v in operation.operands]
+        operand = listed(short_type(a.dtype, a.shape) for a in types)
+        elements = None
+        if kind == "ppermute" and types[0].shape:
+            elements = types[0].shape[0]
+        transfer = Transfer(
+            kind,
+            mesh_axes,
+            devices,
+            operand,
+            elements,
+            bytes_sent(kind, sum(map(bytes_of, types)), devices),
+            times,
+            conditional,
+            self._is_derivative(operation, operand),
+            self._axes(operation, mesh_axes),
+            position_of(operation.eqn),
         )
-        for branch in operation.branches:
-            yield from _done(
-                branch, iterations, conditional or isinstance(operation.found, _jax.Cond)
-            )
+        if equation is None:
+            origin = _Origin(None, kind, transfer.axes, transfer.where, transfer.derivative)
+        else:
+            transfer = dataclasses.replace(transfer, where=equation.where or transfer.where)
+            origin = equation.origin(transfer.derivative)
+        yield origin, REPEATED if operation in program.repeated else transfer
+
+    def _axes(self, operation: Operation, mesh_axes: tuple[Any, ...]) -> tuple[AxisName, ...]:
+        """The named axes that a transfer is for."""
+        equation = self._equation_of(operation)
+        axes = () if equation is None else equation.axes_of(mesh_axes)
+        call = _number(_CALL, operation.stack)
+        if axes or call is None:
+            return axes
+        return _split_over(self._scopes.calls[call], mesh_axes)
+
+    def _is_derivative(self, operation: Operation, operand: str) -> bool:
+        """Forward mode stages an operation twice, for the value and then for its tangent."""
+        number = _number(_EQUATION, operation.stack)
+        key = operation.body, number, operation.name, str(operation.eqn.params), operand
+        is_second = key in self._moved
+        self._moved.add(key)
+        is_tangent = is_second and "jvp(" in operation.stack
+        return is_tangent or "transpose(" in operation.stack
 
 
-def _local(operation: Operation, is_index: bool) -> str | None:
-    """What an operation does on one device, in words, if a reader wants to know."""
-    if operation.name != "mul":
-        return None if operation.eqn.params.get("axes") == () else _LOCAL.get(operation.name)
-    if is_index:
-        return None
-    # A sum over an axis that a value does not vary over is a multiplication by its size.
+def _is_shown(origin: _Origin, found: Collective) -> bool:
+    is_collective = origin.number is not None and found.primitive in _NAMES.values()
+    return bool(found.transfers) or (is_collective and not found.derivative)
+
+
+def _collective(origin: _Origin, steps: Sequence[Transfer | str]) -> Collective:
+    words = _words(steps)
+    if origin.primitive == "while":
+        words.insert(0, "agreement of the devices to go on")
+    if words != [RESHAPED]:
+        words = [word for word in words if word != RESHAPED]
+    became = ", ".join(words) or "nothing to do"
+    transfers = tuple(what for what in steps if isinstance(what, Transfer))
+    name = _NAMES.get(origin.primitive, origin.primitive)
+    return Collective(name, origin.axes, origin.where, origin.derivative, became, transfers)
+
+
+def _words(steps: Iterable[Transfer | str]) -> list[str]:
+    """Steps in words; transfers that differ in the values that they carry are one."""
+    times: dict[tuple[str, bool], int | None] = {}
+    for what in steps:
+        if isinstance(what, str):
+            times[what, False] = 1
+        else:
+            key = _phrase(what), what.conditional
+            times[key] = sum_of_known([times.get(key, 0), what.times])
+    words = []
+    for (phrase, conditional), count in times.items():
+        if count is None:
+            phrase += " (each iteration)"
+        elif count > 1:
+            phrase += f" ({count} times)"
+        if conditional:
+            phrase += " (in a branch)"
+        words.append(phrase)
+    return words
+
+
+def _phrase(transfer: Transfer) -> str:
+    kind = transfer.kind
+    if transfer.elements is not None:
+        kind = f"ppermute of {plural(transfer.elements, 'element')}"
+    return f"{kind} over {listed(transfer.mesh_axes)}"
+
+
+def _product(operation: Operation) -> str | None:
+    """A sum over an axis that a value does not vary over is a multiplication by its size."""
     factors = [v.val for v in operation.eqn.invars if isinstance(v, _jax.Literal)]
-    return f"times {int(np.real(factors[0]))}" if factors else "local product"
+    return f"times {int(np.real(factors[0]))}" if len(factors) == 1 else None
 
 
-def _transfer(
-    operation: Operation,
-    number: int | None,
-    times: int | None,
-    conditional: bool,
-    tangents: set[Any],
-) -> Transfer | None:
-    """A collective as a transfer; None if it crosses no devices."""
-    kind, (axes, devices) = KINDS[operation.name], _crossing(operation)
-    if devices == 1:
-        return None
-    avals = [v.aval for v in operation.operands]
-    size = sum(map(bytes_of, avals))
-    operand = ", ".join(short_type(a.dtype, a.shape) for a in avals)
-    elements = avals[0].shape[0] if kind == "ppermute" and avals[0].shape else None
-    sent = bytes_sent(kind, size, devices)
-    # Forward mode stages the same operation twice, for the value and then for its tangent.
-    key = operation.body, number, operation.name, str(operation.eqn.params), operand
-    derivative = "transpose(" in operation.stack or ("jvp(" in operation.stack and key in tangents)
-    tangents.add(key)
-    where = position_of(operation.eqn)
-    return Transfer(
-        kind, axes, devices, operand, elements, sent, times, conditional, derivative, (), where
-    )
+def _crossing(operation: Operation) -> tuple[Any, ...]:
+    """The mesh axes that a collective goes over."""
+    params = operation.eqn.params
+    sizes = operation.body.mesh_shape
+    axes = tuple(axis for axis in mentioned_names(params) if axis in sizes)
+    if operation.name == "ppermute" and len(axes) > 1:
+        # Those along which some pair differs; all of them if none does.
+        return _axes_within(params["perm"], {axis: sizes[axis] for axis in axes}) or axes
+    return axes
 
 
-def _crossing(operation: Operation) -> tuple[tuple[Any, ...], int]:
-    """The mesh axes that a collective goes over, and the number of devices in each group: 1 if it
-    moves nothing.
-    """
-    params, mesh_shape = operation.eqn.params, operation.body.mesh_shape
-    axes = tuple(a for a in mentioned_names(params) if a in mesh_shape)
-    if (
-        operation.name == "ppermute" and len(axes) > 1
-    ):  # those along which some pair differs; all of them if none does
-        axes = axes_within(params["perm"], {a: mesh_shape[a] for a in axes}) or axes
-    return axes, math.prod(mesh_shape[a] for a in axes)
-
-
-def axes_within(groups: Sequence[Sequence[int]], mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
-    """The mesh axes along which the devices of some group differ."""
-    places = np.unravel_index(np.array(groups, int).T, list(mesh_shape.values()))
-    return tuple(axis for axis, at in zip(mesh_shape, places) if (at != at[:1]).any())
+def _axes_within(pairs: Sequence[Sequence[int]], mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
+    """The mesh axes along which the devices of some pair differ."""
+    places = np.unravel_index(np.array(pairs, int).T, list(mesh_shape.values()))
+    found = []
+    for axis, (sources, targets) in zip(mesh_shape, places):
+        if (sources != targets).any():
+            found.append(axis)
+    return tuple(found)
 
 
 def bytes_sent(kind: str, size: int, devices: int) -> int:
@@ -439,39 +494,10 @@ def bytes_sent(kind: str, size: int, devices: int) -> int:
     and an all-gather.
     """
     scattered = -(-size * (devices - 1) // devices)
-    return {
+    sent = {
         "all-reduce": 2 * scattered,
         "all-gather": size * (devices - 1),
         "reduce-scatter": scattered,
         "all-to-all": scattered,
-    }.get(kind, size)
-
-
-def alike_transfers(transfers: Sequence[Transfer]) -> list[tuple[Transfer, int | None, int]]:
-    """Transfers of one line that differ only in the values that they carry, and in how often they
-    run.
-
-    Returns:
-      For each group its first transfer, how often a call runs all of them, and the bytes that each
-      device sends for them; a while loop counts as one iteration.
-    """
-    found = by_key(
-        transfers,
-        lambda t: dataclasses.replace(
-            t, bytes_sent=0, operand="", elements=None, times=t.times and 1
-        ),
-    )
-    return [
-        (own[0], _sum_of_known(t.times for t in own), sum(t.counted for t in own))
-        for own in found.values()
-    ]
-
-
-def _merged(done: Iterable[Transfer | str]) -> list[Transfer | str]:
-    """Each distinct entry once; equal transfers have their numbers of times added up."""
-    once = lambda t: t if isinstance(t, str) or t.times is None else dataclasses.replace(t, times=1)  # noqa: E731
-    alike = by_key(done, once)
-    counts = [_sum_of_known(getattr(t, "times", 1) for t in some) for some in alike.values()]
-    return [
-        w if isinstance(w, str) else dataclasses.replace(w, times=n) for w, n in zip(alike, counts)
-    ]
+    }
+    return sent.get(kind, size)
