@@ -165,7 +165,10 @@ class _Origin:
     derivative: bool
 
 
-_NAMES = {name: {"reduce_scatter": "psum_scatter"}.get(name, name) for name in COLLECTIVES}
+def _name_of(primitive: str) -> str:
+    """``'psum_scatter'`` for the primitive ``'reduce_scatter'``."""
+    row = COLLECTIVES.get(primitive)
+    return primitive if row is None else row.called
 
 
 @dataclasses.dataclass(frozen=True)
@@ -418,7 +421,9 @@ class Reader:
 
 
 def _is_shown(origin: _Origin, found: Collective) -> bool:
-    is_collective = origin.number is not None and found.primitive in _NAMES.values()
+    is_collective = origin.number is not None and found.primitive in {
+        row.called for row in COLLECTIVES.values()
+    }
     return bool(found.transfers) or (is_collective and not found.derivative)
 
 
@@ -430,7 +435,7 @@ def _collective(origin: _Origin, steps: Sequence[Transfer | str]) -> Collective:
         words = [word for word in words if word != RESHAPED]
     became = ", ".join(words) or "nothing to do"
     transfers = tuple(what for what in steps if isinstance(what, Transfer))
-    name = _NAMES.get(origin.primitive, origin.primitive)
+    name = _name_of(origin.primitive)
     return Collective(name, origin.axes, origin.where, origin.derivative, became, transfers)
 
 
