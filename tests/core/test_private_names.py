@@ -166,6 +166,7 @@ PUBLIC = [
         jax.tree_util.PyTreeDef,
     ),
     *(
+        jax.custom_batching.custom_vmap,
         jax.sharding.Mesh,
         jax.sharding.AbstractMesh,
         jax.sharding.NamedSharding,

@@ -58,14 +58,18 @@ def _needs_plain_types(eqn, params, mesh_axes):
     ):
         return False
     if primitive not in _FORGETFUL:
-        types, _ = primitive.abstract_eval(
-            *(varying_like(v.aval, mesh_axes) for v in eqn.invars), **params
-        )
-        types = types if primitive.multiple_results else [types]
-        _FORGETFUL[primitive] = any(
-            not varying_axes_of(aval).issuperset(mesh_axes) for aval in types
-        )
+        _FORGETFUL[primitive] = _forgets_axes(eqn, params, mesh_axes)
     return _FORGETFUL[primitive]
+
+
+def _forgets_axes(eqn, params, mesh_axes):
+    varying = [varying_like(v.aval, mesh_axes) for v in eqn.invars]
+    try:
+        types, _ = eqn.primitive.abstract_eval(*varying, **params)
+    except Exception:  # it compares them with types of its own, as lineax does
+        return True
+    types = types if eqn.primitive.multiple_results else [types]
+    return any(not varying_axes_of(aval).issuperset(mesh_axes) for aval in types)
 
 
 # Whether the types of a primitive's results lack the mesh axes of its operands, as those of other
