@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.interpreters import ad
 
+from xmap_compat._jax.batching import is_of_jax
 from xmap_compat._jax.jaxprs import HiPrim
 from xmap_compat._jax.types import varying_axes_of, varying_like
 from xmap_compat._jax.version import VERSION
@@ -57,19 +58,17 @@ def _needs_plain_types(eqn, params, mesh_axes):
         or not (primitive in ad.primitive_jvps or primitive in ad.primitive_transposes)
     ):
         return False
+    if not is_of_jax(primitive):
+        return True  # derivatives of other libraries make constants, which do not vary
     if primitive not in _FORGETFUL:
-        _FORGETFUL[primitive] = _forgets_axes(eqn, params, mesh_axes)
+        types, _ = primitive.abstract_eval(
+            *(varying_like(v.aval, mesh_axes) for v in eqn.invars), **params
+        )
+        types = types if primitive.multiple_results else [types]
+        _FORGETFUL[primitive] = any(
+            not varying_axes_of(aval).issuperset(mesh_axes) for aval in types
+        )
     return _FORGETFUL[primitive]
-
-
-def _forgets_axes(eqn, params, mesh_axes):
-    varying = [varying_like(v.aval, mesh_axes) for v in eqn.invars]
-    try:
-        types, _ = eqn.primitive.abstract_eval(*varying, **params)
-    except Exception:  # it compares them with types of its own, as lineax does
-        return True
-    types = types if eqn.primitive.multiple_results else [types]
-    return any(not varying_axes_of(aval).issuperset(mesh_axes) for aval in types)
 
 
 # Whether the types of a primitive's results lack the mesh axes of its operands, as those of other
