@@ -55,6 +55,8 @@ def cases() -> Iterator[Case]:
     for resources in [{}, {"i": ("x", "y")}]:
         yield elementwise(resources)
     yield twenty_arguments()
+    for resources in [{}, {"i": ("x", "y")}]:
+        yield long_body(resources)
     for resources in [{}, {"i": "x"}, {"i": ("x", "y")}]:
         yield psum(resources)
     for program in ["mlp", "mlp grad"]:
@@ -119,6 +121,25 @@ def twenty_arguments():
         lambda: xmap(fresh(body), ["i", ...], ["i", ...]),
         lambda: jax.jit(jax.vmap(fresh(body))),
         lambda k: arrays(*[(16 * k,)] * 20),
+    )
+
+
+def long_body(resources):
+    """1 500 operations: tracing takes two passes, the user's and that of the evaluator."""
+    axes = resources.get("i")
+    specs = (P(axes), P(axes)) if axes else None
+
+    def body(x, y):
+        for _ in range(500):
+            x = lax.sin(x * y) + y
+        return x
+
+    return Case(
+        title("1 500 operations", resources),
+        lambda: xmap(fresh(body), (["i", ...], ["i", ...]), ["i", ...], axis_resources=resources),
+        lambda: jax.jit(sharded(jax.vmap(fresh(body)), specs, P(axes))),
+        lambda k: arrays((64 * k, 16), (64 * k, 16)),
+        specs,
     )
 
 

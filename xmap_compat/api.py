@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, SupportsIndex, TypeVar, overload
+from typing import Any, ClassVar, ParamSpec, Protocol, SupportsIndex, TypeAlias, TypeVar, overload
 
 import jax
 
@@ -27,6 +28,24 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
 
+class _Dataclass(Protocol):
+    """A pytree whose fields are specifications."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+# What in_axes and out_axes may be: a specification of one array (a list of names, or a dictionary
+# from positions to names), or a pytree of them.
+AxisSpec: TypeAlias = (
+    list[Any]
+    | Mapping[int, AxisName]
+    | tuple["AxisSpec", ...]
+    | Mapping[str, "AxisSpec"]
+    | _Dataclass
+    | None
+)
+
+
 class _NotGiven:
     def __repr__(self) -> str:
         return "<not given>"
@@ -38,8 +57,8 @@ NOT_GIVEN: Any = _NotGiven()
 @overload
 def xmap(
     fun: Callable[P, R],
-    in_axes: Any,
-    out_axes: Any,
+    in_axes: AxisSpec,
+    out_axes: AxisSpec,
     *,
     axis_sizes: Mapping[AxisName, int] | None = None,
     axis_resources: Mapping[AxisName, Any] | None = None,
@@ -49,8 +68,8 @@ def xmap(
 @overload
 def xmap(
     *,
-    in_axes: Any,
-    out_axes: Any,
+    in_axes: AxisSpec,
+    out_axes: AxisSpec,
     axis_sizes: Mapping[AxisName, int] | None = None,
     axis_resources: Mapping[AxisName, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
@@ -87,18 +106,19 @@ def xmap(
       along it.
       axis_sizes: sizes of axes that appear in no argument; sizes of other axes are checked.
       axis_resources: for each axis, mesh axes of the mesh in scope at the call and then loops
-        (:class:`SerialLoop`, or a name from :func:`serial_loop`).  Axes without resources are
+        (``SerialLoop(n)``, or a name from ``serial_loop``).  Axes without resources are
         vectorized.
       donate_argnums: arguments whose buffers may be reused for the results.
       backend: where to run without a mesh: ``'cpu'``, ``'gpu'`` or ``'tpu'``.
 
     Returns:
       A jitted function of positional arrays, with ``jax.jit``'s attributes (``.lower``, ``.trace``,
-      ...), and ``.plan(*args)``, which says how a call would be executed: see
-      :mod:`xmap_compat.tools.plan`.
+      ...), and ``.plan(*args)``, which says how a call would be executed: print
+      it.
 
     Raises:
-      TypeError, ValueError: malformed arguments, here or at the call; see the migration guide.
+      TypeError, ValueError: malformed arguments, here or at the call. Each message says what to
+        write; docs/errors.md explains them.
 
     Example:
 
@@ -142,6 +162,19 @@ def xmap(
         if fun is NOT_GIVEN
         else make(fun, *options)
     )
+
+
+def _shown_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """What ``help`` shows: the parameters as users give them."""
+    shown = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            default = parameter.empty if parameter.default is NOT_GIVEN else parameter.default
+            shown.append(parameter.replace(default=default, annotation=parameter.empty))
+    return inspect.Signature(shown)
+
+
+xmap.__signature__ = _shown_signature(xmap)  # type: ignore[attr-defined]
 
 
 def _not_callable(fun):

@@ -437,6 +437,17 @@ def test_the_mesh_of_a_list_of_devices_and_a_single_name(maps, name, devices, na
     assert len(out.sharding.device_set) == 8
 
 
+def test_old_random_gives_the_numbers_of_jax_0_4_until_uninstall():
+    draw = lambda: jax.random.normal(jax.random.key(0), (3,))
+    old = [1.8160863, -0.48262316, 0.33988908]  # jax 0.4.30
+    today = draw()
+    with xmap_compat.install(old_random=True):
+        xmap_compat.install()
+        np.testing.assert_allclose(draw(), old, rtol=1e-6)
+    np.testing.assert_array_equal(draw(), today)
+    assert abs(np.asarray(today) - old).max() > 0.1
+
+
 def test_a_block_may_outlive_the_installation():
     with install():
         mesh = legacy.thread_resources

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 
 from xmap_compat import _jax
+from xmap_compat.core.once import Once
 from xmap_compat.core.parameters import Names
 from xmap_compat.core.placement import OwnElement, Placement
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import COTANGENT
 
 TraceRule = Callable[[Callable[[], Any], str], Any]
 
@@ -30,9 +30,7 @@ def trace_plainly(fun: Callable[[], Any], advice: str) -> Any:
 
 def batched_axes(names: Names, placements: Mapping[AxisName, Placement]) -> list[AxisName]:
     """The axes that a batching rule sees, outermost first."""
-    return [
-        n for n in placements if n in names and n is not COTANGENT and not isinstance(n, OwnElement)
-    ]
+    return [n for n in placements if n in names and not isinstance(n, (Once, OwnElement))]
 
 
 def levels_of(

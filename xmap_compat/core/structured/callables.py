@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -43,21 +43,27 @@ def only_arrays(fun):
     return _jax.traced_as(fun, apply), restore
 
 
-def evaluate_callable(
-    ev: Evaluator,
-    fun: Callable[..., Any],
-    values: Sequence[NamedValue],
-    prepare: Callable[[Any, list[NamedValue]], list[NamedValue]] = lambda jaxpr, values: values,
-) -> list[NamedValue | None]:
-    """Trace a callable that a custom rule holds on positional types, then evaluate it on named
-    values.
+class StagedCallable(NamedTuple):
+    """A callable that a custom rule holds, as a program.
+
+    Attributes:
+      jaxpr: traced on positional types, of the arguments that are arrays.
+      operands: these arguments.
+      restore: puts None where results are no arrays.
+    """
+
+    jaxpr: Any
+    operands: list[NamedValue]
+    restore: Callable[[list[Any]], list[Any]]
+
+
+def staged_callable(
+    ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]
+) -> StagedCallable:
+    """Trace a callable that a custom rule holds on positional types.
 
     Tangents of integers (float0) and symbolic zeros are not operands of any equation: they are
     passed as constants, and are None in the results.
-
-    Args:
-      prepare: ``(jaxpr, values) -> values``: makes the values that the callable's jaxpr is
-      evaluated on.
     """
     dynamic = [v for v in values if not is_no_array(v)]
 
@@ -67,10 +73,22 @@ def evaluate_callable(
 
     traced, restore = only_arrays(_jax.traced_as(fun, on_dynamic))
     jaxpr = ev.stage(traced, [_positional_type(v) for v in dynamic])
-    dynamic = prepare(jaxpr, dynamic)
-    inputs = [v.names for v in dynamic]
+    return StagedCallable(jaxpr, dynamic, restore)
+
+
+def evaluate_staged(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+    """Evaluate a program that a custom rule traced late on named values."""
+    inputs = [v.names for v in operands]
     ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
-    return restore(ev.evaluate(jaxpr, dynamic))
+    return ev.evaluate(jaxpr, operands)
+
+
+def evaluate_callable(
+    ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]
+) -> list[NamedValue | None]:
+    """Trace a callable that a custom rule holds, then evaluate it on named values."""
+    staged = staged_callable(ev, fun, values)
+    return staged.restore(evaluate_staged(ev, staged.jaxpr, staged.operands))
 
 
 # Collectives are found up to this order of derivatives: many rules call their own function without

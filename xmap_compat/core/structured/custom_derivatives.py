@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
@@ -62,7 +63,7 @@ def custom_jvp(
         out_primals = itertools.compress(over_names(primals, outs[: len(names)]), inexact)
         out_tangents = itertools.compress(outs[len(names) :], inexact)
         pairs = [
-            (primal, _tangent_like(ev, primal, t, eqn))
+            (primal, _tangent_like(ev, primal, t, eqn, call.symbolic_zeros))
             for primal, t in zip(out_primals, out_tangents)
         ]
         return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
@@ -76,7 +77,10 @@ def custom_jvp(
     return [next(differentiable) if smooth else value for value, smooth in zip(constant, inexact)]
 
 
-def _tangent_like(ev, primal, tangent, eqn):
+def _tangent_like(ev, primal, tangent, eqn, symbolic_zeros):
+    if tangent is None and not symbolic_zeros:  # of a root's auxiliary output
+        zero = dataclasses.replace(primal, data=jnp.zeros_like(primal.data))
+        return cast_alike(ev.view, [primal, zero])[1]
     if tangent is None:
         return dataclasses.replace(
             primal, data=SymbolicZero(jax.typeof(primal.data).to_tangent_aval())
@@ -261,7 +265,8 @@ def linear_solve(
     """Rebuild a solve around the evaluated operator and solvers; unknowns and right-hand sides
     share all names.
     """
-    names = frozenset().union(*(v.names for v in operands))
+    # Auxiliary results may vary over axes that no operand has.
+    names = ev.checker.equation(eqn, [v.names for v in operands])[0]
     # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
     operands = [cast_to(ev.view, v, names) for v in operands]
     matvec_consts, _, solve_consts, transpose_consts, b = split(operands, *solve.lengths)
