@@ -42,6 +42,8 @@ def main(options: argparse.Namespace) -> int | None:
     program = program_of(options)
     if not program:
         options.error("no program is given")
+    if program[0] != "-m" and not os.path.exists(program[0]):
+        options.error(f"no such file: {program[0]}")
     mesh = None
     if options.mesh is not None:
         mesh = _mesh_sizes(options.mesh)

@@ -80,10 +80,15 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
         cut = [(names[k], i) for k, i in zip(others, index) if parts[k] > 1]
         return listed(f"{name} part {i}" for name, i in cut)
 
-    further = f"and {listed(titles[k] for k in others)}" if others else ""
+    unseen = [_in_words(titles[k], array.axes[k]) for k in others]
+    further = f"and {listed(unseen)}" if unseen else ""
     holders = holders.transpose(*others, *shown, -1)
     sizes = [array.shape[k] for k in shown]
     return _grid(holders, [titles[k] for k in shown], further, sizes, label)
+
+
+def _in_words(title: str, name: object) -> str:
+    return f"a dimension of {title} without a name" if name is None else title
 
 
 def mesh_grid(mesh: _jax.AnyMesh) -> Grid:

@@ -275,7 +275,7 @@ def _legend(canvas: _Canvas, arrays: Sequence[Array], x: float, y: float) -> flo
         canvas.title(x, y, "blocks on several devices")
     for axis, block in found.items():
         canvas.rect(x, y + 24, 14, 12, stroke="#374151", **canvas.fill(block))
-        canvas.text(x + 20, y + 34, f"at one place along {axis}", 11, "faint", room=COLUMN - 20)
+        canvas.text(x + 20, y + 34, f"the same place along {axis}", 11, "faint", room=COLUMN - 20)
         y += 20
     return y + 22
 
