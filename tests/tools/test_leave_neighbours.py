@@ -201,3 +201,70 @@ def test_scripts_around_one_module_leave_one_after_the_other(order, tmp_path):
     check(without_package("sample.py", "--norms", cwd=tmp_path), "sampled")
     assert "xmap" not in "".join((tmp_path / script).read_text() for script in SCRIPTS)
     assert len([*tmp_path.glob("named_axes*.py")]) == 1
+
+
+PACKAGE = {
+    "__init__": "",
+    "layers": LAYERS,
+    "step": """
+        import jax
+
+        from nets.layers import norm, probabilities
+
+
+        def update(row):
+            return jax.grad(lambda row: (norm(row) * row).sum())(row), probabilities(row)
+    """,
+    "trainer": """
+        import jax
+        import numpy as np
+        from jax import lax
+        from jax.experimental.maps import Mesh, xmap
+
+        from .step import update
+
+
+        def train(x, devices):
+            fun = xmap(update, in_axes=['shard', ...], out_axes=(['shard', ...],) * 2, axis_resources={'shard': 'mp'})
+            total = xmap(lambda row: lax.psum(row ** 2, 'shard'), ['shard', ...], {}, axis_resources={'shard': 'mp'})
+            with Mesh(np.array(devices), ('mp',)):
+                return *fun(x), total(x)
+    """,
+}
+SCRIPT = """
+    import os
+    import sys
+
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
+
+    import jax
+    import numpy as np
+    from nets.trainer import train
+
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    gradient, softmax, total = train(x, jax.devices()[:4])
+    np.testing.assert_allclose(gradient, 2 * (x - x.mean(0)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(softmax, np.exp(x) / np.exp(x).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(total, (x ** 2).sum(0), rtol=1e-5)
+    print('trained')
+"""
+
+
+@pytest.mark.parametrize("place", ["scripts", "."])
+def test_the_helper_of_a_package_stands_in_it(place, tmp_path):
+    project = tmp_path / "project"
+    write(project / "nets", **PACKAGE)
+    write(project / place, run=SCRIPT if place == "scripts" else SCRIPT.replace("'..'", "'.'"))
+    script = pathlib.Path(place, "run.py")
+    assert "2 of 2 constructions" in leave(script, cwd=project)
+    assert (project / "nets" / "named_axes.py").exists()
+    assert [*tmp_path.rglob("named_axes*.py")] == [project / "nets" / "named_axes.py"]
+    for name in ("layers", "trainer"):
+        assert "from .named_axes import " in (project / "nets" / f"{name}.py").read_text()
+    check(without_package(script, cwd=project), "trained")
+    # Elsewhere there are JAX, the package as it would be installed, and the script.
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(project / "nets", elsewhere / "nets")
+    shutil.copy(project / script, elsewhere / "run.py")
+    shutil.rmtree(project)
+    check(without_package("run.py", cwd=elsewhere), "trained")
