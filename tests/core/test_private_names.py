@@ -161,6 +161,7 @@ PUBLIC = [
         jax.tree_util.PyTreeDef,
     ),
     *(
+        jax.custom_batching.custom_vmap,
         jax.sharding.Mesh,
         jax.sharding.AbstractMesh,
         jax.sharding.NamedSharding,

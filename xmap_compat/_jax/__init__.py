@@ -22,6 +22,15 @@ from xmap_compat._jax.version import (
 check_release()
 warn_if_untested()
 
+from xmap_compat._jax.batching import (
+    batched,
+    has_own_batching,
+    holds_own_batching,
+    is_of_jax,
+    library_of,
+    operation_name,
+    varying_results,
+)
 from xmap_compat._jax.containers import explicit_arrays, held_by, shaped_containers
 from xmap_compat._jax.equations import (
     Call,
