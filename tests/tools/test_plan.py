@@ -443,7 +443,7 @@ def test_equal_transfers_of_one_collective_are_one_word(mesh42):
         ("ppermute", 1, 1, 3 * 4),
         ("ppermute", 1, 1, 3 * 4),
     ]
-    assert "ppermute of 1 element over x (2 times)" in collective.became
+    assert collective.became.count("ppermute of 1 element over x") == 1
     assert collective.bytes_sent == plan.bytes_sent == 2 * 3 * 4
 
 

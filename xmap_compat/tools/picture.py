@@ -9,20 +9,27 @@ which a telephone shows as well.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.tools.grid import Grid, alike, arrange, corner, device_ids, mesh_grid, ranges
+from xmap_compat.tools.grid import (
+    Grid,
+    alike,
+    arrange,
+    block_holders,
+    corner,
+    device_ids,
+    mesh_array,
+    ranges,
+)
 from xmap_compat.tools.plan import Array, Call, Plan
-from xmap_compat.tools.search import Candidates
-from xmap_compat.tools.shown import axes_name
-from xmap_compat.tools.text import by_key, escape, listed, show_bytes
-from xmap_compat.tools.transfers import Transfer, sum_of_known
+from xmap_compat.tools.plan_text import alike_collectives, sent
+from xmap_compat.tools.search import Candidate, Candidates
+from xmap_compat.tools.text import escape, listed, sent_in_words, show_bytes
 
 Colour = tuple[float, float]  # the hue, in degrees, and the lightness, in per cent
 
@@ -34,15 +41,14 @@ def _colours_of(mesh: _jax.AnyMesh | None) -> list[Colour]:
     if mesh is None:
         return [(215, 82)]
     longest = int(np.argmax(mesh.axis_sizes))
-    hues = mesh.axis_sizes[longest]
-    shades = mesh.size // hues
-    colours = []
-    for index in np.ndindex(*mesh.axis_sizes):
-        others = np.delete(index, longest)
-        other_sizes = np.delete(mesh.axis_sizes, longest)
-        shade = np.ravel_multi_index(others, other_sizes) if shades > 1 else 0
-        lightness = 82 - 26 * shade / (shades - 1) if shades > 1 else 72
-        colours.append((360 * index[longest] / hues, float(lightness)))
+    positions = np.arange(mesh.size).reshape(mesh.axis_sizes)
+    by_hue = np.moveaxis(positions, longest, 0).reshape(mesh.axis_sizes[longest], -1)
+    hues, shades = by_hue.shape
+    colours: list[Colour] = [(0, 0)] * mesh.size
+    for hue, devices in enumerate(by_hue):
+        for shade, device in enumerate(devices):
+            lightness = 82 - 26 * shade / max(shades - 1, 1)
+            colours[device] = 360 * hue / hues, lightness
     return colours
 
 
@@ -77,10 +83,9 @@ SHORT = 18.0
 BLOCK = 15.0
 MAX_CALLS = 8
 MAX_ARRAYS = 60
-MAX_TRANSFERS = 30
+MAX_BARS = 30
 SENT = "sent"
 BACK = "back"
-Card = Callable[[float, float], float]  # draws at a place, and returns the bottom edge
 
 
 class _Canvas:
@@ -139,8 +144,12 @@ class _Canvas:
             self.rect(x, y - 8, 14, 8, class_=kind)
             self.text(x + 20, y, meaning, 11, "faint")
 
-    def bar(self, y, share: float, height: float, kind: str) -> None:
-        self.rect(MARGIN, y, max(ROOM * share, 2), height, class_=kind)
+    def bar(self, y, share: float, kind: str) -> None:
+        self.rect(MARGIN, y, max(ROOM * share, 2), 5, class_=kind)
+
+    def more(self, y, count: int, where: str) -> None:
+        if count > MAX_BARS:
+            self.lines(MARGIN, y, [f"... and {count - MAX_BARS} more: see {where}"])
 
     def is_everywhere(self, holders: Sequence[int]) -> bool:
         return len(holders) == len(self.ids) > 1
@@ -189,210 +198,132 @@ def svg(shown: Any) -> str:
 
 @svg.register
 def _(plan: Plan) -> str:
-    """The totals, the mesh, the arguments and results of calls that use it, and the transfers."""
+    """The totals, the mesh, the arguments and results of calls that use it, and what moves."""
     canvas = _Canvas(plan.mesh)
     canvas.text(MARGIN, MARGIN + 14, plan.function, 16, "bold", room=ROOM)
     placed = [call for call in plan.calls if call.mesh == plan.mesh]
-    drawn = placed[:MAX_CALLS]
     y = canvas.lines(MARGIN, MARGIN + 18, _totals(plan, placed))
-    arrays = [a for call in drawn for a in (*call.arguments, *call.results)]
-    mesh_card = functools.partial(_mesh_card, canvas, plan.mesh)
-    y = _cards([mesh_card, functools.partial(_legend, canvas, arrays)], y + 18)
-    for call in drawn:
+    y = _mesh_card(canvas, plan.mesh, y + 18) + 18
+    for call in placed[:MAX_CALLS]:
         of = "" if call.function == plan.function else f" of {call.function}"
         y = _draw_arrays(canvas, f"arguments{of}", call.arguments, y)
         y = _draw_arrays(canvas, f"results{of}", call.results, y)
-    others = [call.function for call in plan.calls if call not in drawn]
+    others = [call.function for call in plan.calls if call not in placed[:MAX_CALLS]]
     if others:
         words = f"not drawn: the arrays of {listed(dict.fromkeys(others))}"
         y = canvas.lines(MARGIN, y - 8, [words]) + 12
-    _draw_transfers(canvas, plan.transfers, arrays, y)
+    if plan.transfers:
+        _draw_collectives(canvas, plan, y)
     return canvas.document(f"{plan.function}: arrays on devices")
 
 
 def _totals(plan: Plan, calls: Sequence[Call]) -> Iterator[str]:
     held = sum(call.bytes_held for call in calls)
     yield f"each device holds {show_bytes(held)} of arguments and results"
-    sent = [f"{show_bytes(n)} over {axes_name(axes)}" for axes, n in plan.sent_over.items() if n]
-    yield f"and sends {listed(sent) or 'nothing'}"
+    yield f"and sends {sent_in_words(plan.sent_over)}"
+
+
+def _mesh_card(canvas: _Canvas, whole: _jax.AnyMesh | None, y: float) -> float:
+    mesh = canvas.mesh
+    canvas.title(MARGIN, y, "devices" if mesh is None else "mesh")
+    if mesh is None or whole is None:
+        canvas.block(MARGIN, y + 20, 96, 32, [0], "one device")
+        canvas.text(MARGIN + 48, y + 40, "one device", 11, "on", text_anchor="middle")
+        return y + 52
+    y += 14
+    if mesh is not whole:
+        part = [f"{name} {size} of {whole.shape[name]}" for name, size in mesh.shape.items()]
+        y = canvas.lines(MARGIN, y, [f"a corner: {listed(part)}"]) - 2
+    return _draw_grid(canvas, mesh_array(mesh), MARGIN, y, "device")
 
 
 def _draw_arrays(canvas: _Canvas, title: str, arrays: Sequence[Array], y: float) -> float:
+    """Cards in two columns; the bottom edge."""
     if not arrays:
         return y
     canvas.title(MARGIN, y, title, ROOM)
+    y += 20
     kinds = list(alike(arrays))
-    cards = [functools.partial(_array_card, canvas, *kind) for kind in kinds[:MAX_ARRAYS]]
-    y = _cards(cards, y + 20)
-    hidden = len(kinds) - MAX_ARRAYS
-    if hidden > 0:
-        attribute = title.split()[0]
-        words = f"... and {hidden} more kinds: see plan.{attribute}"
+    shown = kinds[:MAX_ARRAYS]
+    for k in range(0, len(shown), 2):
+        bottoms = []
+        for side, (name, array) in enumerate(shown[k : k + 2]):
+            x = MARGIN + side * (COLUMN + GAP)
+            bottoms.append(_array_card(canvas, name, array, x, y))
+        y = max(bottoms) + 18
+    hidden = len(kinds) - len(shown)
+    if hidden:
+        words = f"... and {hidden} more kinds: see plan.{title.split()[0]}"
         y = canvas.lines(MARGIN, y - 8, [words]) + 12
     return y
 
 
-def _cards(cards: Sequence[Card], y: float) -> float:
-    """Draw cards in two columns; return the bottom edge."""
-    for k in range(0, len(cards), 2):
-        bottoms = [card(MARGIN, y) for card in cards[k : k + 1]]
-        bottoms += [card(MARGIN + COLUMN + GAP, y) for card in cards[k + 1 : k + 2]]
-        y = max(bottoms) + 18
-    return y
-
-
-def _mesh_card(canvas: _Canvas, whole: _jax.AnyMesh | None, x: float, y: float) -> float:
-    mesh = canvas.mesh
-    canvas.title(x, y, "devices" if mesh is None else "mesh")
-    if mesh is None or whole is None:
-        canvas.block(x, y + 20, 96, 32, [0], "one device")
-        canvas.text(x + 48, y + 40, "one device", 11, "on", text_anchor="middle")
-        return y + 52
-    if mesh is not whole:
-        part = [f"{name} {size} of {whole.shape[name]}" for name, size in mesh.shape.items()]
-        y = canvas.lines(x, y + 14, [f"a corner: {listed(part)}"], COLUMN) - 2
-    coordinates = list(np.ndindex(*mesh.axis_sizes))
-
-    def tip(held: list[int]) -> str:
-        place = zip(mesh.axis_names, coordinates[held[0]])
-        words = listed(f"{name} = {at}" for name, at in place)
-        return f"device {canvas.ids[held[0]]}: {words}"
-
-    return _draw_grid(canvas, mesh_grid(mesh), x, y + 14, tip)
-
-
-def _legend(canvas: _Canvas, arrays: Sequence[Array], x: float, y: float) -> float:
-    """What the colours of blocks on several devices mean, as far as there are such blocks."""
-    shape = {} if canvas.mesh is None else dict(canvas.mesh.shape)
-    longest = max(shape, key=shape.__getitem__, default="")
-    others = axes_name(tuple(axis for axis in shape if axis != longest))
-    found: dict[str, list[int]] = {}
-    for block in sorted(_blocks(canvas, arrays)):
-        if 1 < len(block) < len(canvas.ids):
-            hues = {canvas.colours[k][0] for k in block}
-            found.setdefault(others if len(hues) > 1 else longest, block)
-    if found:
-        canvas.title(x, y, "blocks on several devices")
-    for axis, block in found.items():
-        canvas.rect(x, y + 24, 14, 12, stroke="#374151", **canvas.fill(block))
-        canvas.text(x + 20, y + 34, f"at one place along {axis}", 11, "faint", room=COLUMN - 20)
-        y += 20
-    return y + 22
-
-
-def _blocks(canvas: _Canvas, arrays: Sequence[Array]) -> Iterator[list[int]]:
-    for array in arrays:
-        for _, cells in arrange(array, canvas.mesh).panels:
-            for row in cells:
-                yield from row
-
-
 def _array_card(canvas: _Canvas, name: str, array: Array, x: float, y: float) -> float:
-    grid = arrange(array, canvas.mesh)
     canvas.text(x, y + 12, name, 12, "bold", room=COLUMN)
     on_device = "" if array.spec is None else f"{array.device_type} on a device"
     y = canvas.lines(x, y + 12, [array.type, on_device], COLUMN)
-
-    def tip(held: list[int]) -> str:
-        return f"{array.device_type} on device {ranges(canvas.ids[k] for k in held)}"
-
-    y = _draw_grid(canvas, grid, x, y, tip)
-    copies = len(grid.panels[0][1][0][0])
+    y = _draw_grid(canvas, array, x, y, f"{array.device_type} on device")
+    copies = block_holders(array, canvas.mesh).shape[-1]
     if 1 < copies < len(canvas.ids):
         y = canvas.lines(x, y, [f"each block on {copies} devices"], COLUMN)
     return y
 
 
-def _draw_grid(
-    canvas: _Canvas, grid: Grid, x: float, y: float, tip: Callable[[list[int]], str]
-) -> float:
+def _draw_grid(canvas: _Canvas, array: Array, x: float, y: float, tip: str) -> float:
     """The names of dimensions, and the blocks, in proportion as far as their numbers can be read;
     the bottom edge.
     """
+    grid = arrange(array, canvas.mesh)
     down, across, others = grid.titles
     heads = [f"↓ {down}" if down else "", f"→ {across}" if across else "", others]
     y = canvas.lines(x, y, heads, COLUMN) + 6
-    cells = grid.panels[0][1]
-    rows = len(cells)
-    columns = len(cells[0])
-    width, height = _sides(grid, rows, columns)
-    w = width / columns
-    h = height / rows
+    width, height = _sides(grid)
     for label, cells in grid.panels:
         if label:
             y = canvas.lines(x, y - 2, [label], COLUMN) + 5
+        h = height / len(cells)
         for r, row in enumerate(cells):
+            w = width / len(row)
             for c, held in enumerate(row):
-                canvas.block(x + c * w, y + r * h, w, h, held, tip(held))
+                devices = ranges(canvas.ids[k] for k in held)
+                canvas.block(x + c * w, y + r * h, w, h, held, f"{tip} {devices}")
         canvas.rect(x, y, width, height, class_="edge", stroke_width=1.6)
         y += height + 4
     return y
 
 
-def _sides(grid: Grid, rows: int, columns: int) -> tuple[float, float]:
+def _sides(grid: Grid) -> tuple[float, float]:
     """The width and the height of a drawing."""
+    cells = grid.panels[0][1]
     down, across = (max(size, 1) for size in grid.sizes)
-    has_sides = any(grid.titles[:2])
-    tall = LONG * min(1, down / across) if has_sides else SHORT
-    width = max(LONG * min(1, across / down), columns * 3 * BLOCK)
-    height = max(tall, rows * BLOCK, SHORT)
+    tall = SHORT
+    if any(grid.titles):
+        tall = LONG * min(1, down / across)
+    least_width = len(cells[0]) * 3 * BLOCK
+    width = max(LONG * min(1, across / down), least_width)
+    height = max(tall, len(cells) * BLOCK, SHORT)
     return min(width, COLUMN), min(height, LONG)
 
 
-def _draw_transfers(
-    canvas: _Canvas, transfers: Sequence[Transfer], arrays: Sequence[Array], y: float
-) -> None:
-    """A bar for each distinct transfer, as long as its bytes, below its words and the arrays that
-    it joins.
-    """
-    if not transfers:
-        return
+def _draw_collectives(canvas: _Canvas, plan: Plan, y: float) -> None:
+    """A bar for each collective that sends something, as long as its bytes, below its words."""
     canvas.title(MARGIN, y, "what moves, in the order of the program", ROOM)
-    if len({t.derivative for t in transfers}) > 1:
-        canvas.keys(y + 32, {SENT: "for the function", BACK: "for its derivative"})
-        y += 20
     y += 16
-    groups = list(by_key(transfers, _kind).values())
-    sent = [sum(t.counted for t in group) for group in groups]
-    largest = max(*sent, 1)
-    kinds = list(alike(arrays))
-    for group, count in zip(groups[:MAX_TRANSFERS], sent):
-        axes = set(group[0].axes)
-        joined = [name for name, array in kinds if not axes.isdisjoint(array.axes)]
-        y = canvas.lines(MARGIN, y + 4, [_described(group, count)], kind="")
-        if joined:
-            y = canvas.lines(MARGIN, y - 1, [f"joins parts of {listed(joined)}"])
-        else:
-            y -= 1
-        canvas.bar(y + 5, count / largest, 6, BACK if group[0].derivative else SENT)
+    if len({t.derivative for t in plan.transfers}) > 1:
+        canvas.keys(y + 16, {SENT: "for the function", BACK: "for its derivative"})
+        y += 20
+    moving = [c for c in plan.collectives if c.transfers]
+    groups = alike_collectives(moving)
+    counts = [sum(c.bytes_counted for c in group) for group in groups]
+    largest = max(*counts, 1)
+    for group, count in zip(groups[:MAX_BARS], counts):
+        c = group[0]
+        times = f"{len(group)} times, " if len(group) > 1 else ""
+        words = f"{c.name}: {times}{sent(group)}, {c.became}"
+        y = canvas.lines(MARGIN, y + 4, [words, str(c.where or "")])
+        canvas.bar(y + 5, count / largest, BACK if c.derivative else SENT)
         y += 12
-    _draw_more(canvas, len(groups), "plan.transfers", y)
-
-
-def _kind(t: Transfer) -> Transfer:
-    """Equal for transfers that differ in the values that they carry, and in how often they run."""
-    times = None if t.times is None else min(t.times, 1)
-    return dataclasses.replace(t, bytes_sent=0, operand="", elements=None, times=times)
-
-
-def _described(group: Sequence[Transfer], sent: int) -> str:
-    """``all-reduce of batch over x: 1.5 KiB, 3 times (step.py:12)``"""
-    t = group[0]
-    times = sum_of_known(one.times for one in group)
-    words = t.kind
-    if t.axes:
-        words += f" of {listed(t.axes)}"
-    words += f" over {listed(t.mesh_axes)}: {show_bytes(sent)}"
-    if times is None:
-        words += ", each iteration"
-    elif times > 1:
-        words += f", {times} times"
-    return f"{words} ({t.where})" if t.where else words
-
-
-def _draw_more(canvas: _Canvas, count: int, where: str, y: float) -> None:
-    if count > MAX_TRANSFERS:
-        canvas.lines(MARGIN, y, [f"... and {count - MAX_TRANSFERS} more: see {where}"])
+    canvas.more(y, len(groups), "plan.collectives")
 
 
 @svg.register
@@ -402,16 +333,19 @@ def _(found: Candidates) -> str:
     y = MARGIN + 12
     canvas.keys(y, {SENT: "bytes held", BACK: "bytes sent"})
     usable = [c for c in found if c.refused is None]
-    sent = [sum(c.bytes_sent.values()) for c in usable]
-    held = [c.bytes_held or 0 for c in usable]
-    largest = max([*held, *sent, 1])
-    for c, holds, sends in zip(usable[:MAX_TRANSFERS], held, sent):
-        words = f"{c.name}: holds {show_bytes(holds)}, sends {show_bytes(sends)}"
+    largest = max([max(_figures(c)) for c in usable], default=1)
+    for c in usable[:MAX_BARS]:
+        held, sends = _figures(c)
+        words = f"{c.name}: holds {show_bytes(held)}, sends {show_bytes(sends)}"
         if c.dominated:
             words += ", dominated"
-        y = canvas.lines(MARGIN, y + 8, [words], kind="faint" if c.dominated else "")
-        canvas.bar(y + 5, holds / largest, 5, SENT)
-        canvas.bar(y + 11, sends / largest, 5, BACK)
+        y = canvas.lines(MARGIN, y + 8, [words])
+        canvas.bar(y + 5, held / largest, SENT)
+        canvas.bar(y + 11, sends / largest, BACK)
         y += 12
-    _draw_more(canvas, len(usable), f"found[{MAX_TRANSFERS}:]", y + 4)
+    canvas.more(y + 4, len(usable), f"found[{MAX_BARS}:]")
     return canvas.document("what each assignment holds and sends")
+
+
+def _figures(c: Candidate) -> tuple[int, int]:
+    return c.bytes_held or 0, sum(c.bytes_sent.values())

@@ -21,8 +21,8 @@ from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import current_scope, parse_axis_resources
 from xmap_compat.errors import no_devices
 from xmap_compat.tools.plan import Plan, compile_step, figures_of, plan_of_step
-from xmap_compat.tools.shown import Shown, axes_name
-from xmap_compat.tools.text import by_key, listed, show_bytes
+from xmap_compat.tools.shown import Shown
+from xmap_compat.tools.text import axes_name, by_key, listed, show_bytes
 from xmap_compat.tools.transfers import sent_over
 from xmap_compat.xmapped import declaration_of
 
