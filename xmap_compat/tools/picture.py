@@ -10,7 +10,7 @@ which a telephone shows as well.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,9 @@ from xmap_compat.tools.grid import (
     mesh_array,
     ranges,
 )
-from xmap_compat.tools.plan import Array, Call, Plan
+from xmap_compat.tools.plan import Array, Plan
 from xmap_compat.tools.plan_text import alike_collectives, sent
-from xmap_compat.tools.search import Candidate, Candidates
+from xmap_compat.tools.search import Candidate, Candidates, usable_of
 from xmap_compat.tools.text import escape, listed, sent_in_words, show_bytes
 
 Colour = tuple[float, float]  # the hue, in degrees, and the lightness, in per cent
@@ -73,14 +73,15 @@ STYLE = (
     ".xmap .edge{stroke:#9ca3af}.xmap .sheet{fill:#2a2e37}.xmap .sent{fill:#60a5fa}.xmap .back{fill:#fb923c}}"
 )
 PAGE = 500
-MARGIN = 16.0
-GAP = 20.0
+MARGIN = 16
+GAP = 20
 ROOM = PAGE - 2 * MARGIN
 COLUMN = (ROOM - GAP) / 2
+LETTER = 0.6  # the width of a letter of size 1, about, in the fonts that we ask for
 # The longest and shortest side of an array, and the least of a block.
-LONG = 160.0
-SHORT = 18.0
-BLOCK = 15.0
+LONG = 160
+SHORT = 18
+BLOCK = 15
 MAX_CALLS = 8
 MAX_ARRAYS = 60
 MAX_BARS = 30
@@ -89,93 +90,91 @@ BACK = "back"
 
 
 class _Canvas:
-    """SVG elements in the order of their painting, and where the next one goes.
+    """SVG elements in the order of their painting.
 
     Attributes:
+      x, y: where the next line goes.
       mesh: the part of the mesh that is drawn.
       ids: the numbers of its devices.
+      everywhere: the words for all devices.
     """
 
     def __init__(self, mesh: _jax.AnyMesh | None = None):
         self.elements: list[str] = []
-        self.size = 1 if mesh is None else mesh.size
+        self.x: float = MARGIN
+        self.y: float = MARGIN
         self.mesh = corner(mesh)
         self.ids = device_ids(mesh, self.mesh)
         self.colours = _colours_of(self.mesh)
-        self.bottom = 0.0
+        self.everywhere = ""
+        if mesh is not None and mesh.size > 1:
+            self.everywhere = f"all {mesh.size} devices"
 
-    def _add(self, tag: str, content: str, **attributes: Any) -> None:
+    def add(self, tag: str, content: str, **attributes: Any) -> None:
         words = [tag]
         for name, value in attributes.items():
             name = name.strip("_").replace("_", "-")
+            if isinstance(value, float):
+                value = round(value, 1)
             words.append(f'{name}="{value}"')
         self.elements.append(f"<{' '.join(words)}>{content}</{tag}>")
 
-    def rect(self, x, y, w, h, title="", **attributes):
-        self.bottom = max(self.bottom, y + h)
-        tip = f"<title>{escape(title)}</title>" if title else ""
-        size = {"width": f"{w:.1f}", "height": f"{h:.1f}"}
-        self._add("rect", tip, x=f"{x:.1f}", y=f"{y:.1f}", **size, rx="0", **attributes)
+    def rect(self, x, y, w, h, tip="", **attributes):
+        title = f"<title>{escape(tip)}</title>" if tip else ""
+        self.add("rect", title, x=x, y=y, width=w, height=h, **attributes)
 
-    def text(self, x, y, content, size=11.0, kind="", room=0.0, **attributes):
-        """A text, which is cut off where it has no more room."""
-        if room and _text_width(content, size) > room:
-            content = content[: int(room / size / 0.6) - 1] + "…"
-        self.bottom = max(self.bottom, y)
-        if kind:
-            attributes["class_"] = kind
-        at = {"x": f"{x:.1f}", "y": f"{y:.1f}", "font_size": f"{size:.3g}"}
-        self._add("text", escape(content), **at, **attributes)
+    def text(self, x, y, content, size, kind, **attributes):
+        self.add("text", escape(content), x=x, y=y, font_size=size, class_=kind, **attributes)
 
-    def title(self, x, y, content, room=COLUMN):
-        self.text(x, y + 12, content, 13, "faint bold", room=room)
+    def line(self, content: str, size: float = 11, kind: str = "faint", room=COLUMN) -> None:
+        """A line of text, which is cut off where it has no more room."""
+        most = int(room / size / LETTER)
+        if len(content) > most:
+            content = content[: most - 1] + "…"
+        self.y += size + 4
+        self.text(self.x, self.y, content, size, kind)
 
-    def lines(self, x, y, contents: Iterable[str], room=ROOM, kind="faint") -> float:
-        """Lines of text below each other; the bottom edge."""
-        for content in filter(None, contents):
-            y += 15
-            self.text(x, y, content, 11, kind, room=room)
-        return y
+    def title(self, content: str) -> None:
+        self.y += 8
+        self.line(content, 13, "faint bold", ROOM)
 
-    def keys(self, y, meanings: dict[str, str]) -> None:
+    def keys(self, meanings: Mapping[str, str]) -> None:
         """What the colours of bars mean."""
+        self.y += 15
         for k, (kind, meaning) in enumerate(meanings.items()):
             x = MARGIN + 150 * k
-            self.rect(x, y - 8, 14, 8, class_=kind)
-            self.text(x + 20, y, meaning, 11, "faint")
+            self.rect(x, self.y - 8, 14, 8, class_=kind)
+            self.text(x + 20, self.y, meaning, 11, "faint")
 
-    def bar(self, y, share: float, kind: str) -> None:
-        self.rect(MARGIN, y, max(ROOM * share, 2), 5, class_=kind)
+    def bar(self, share: float, kind: str) -> None:
+        self.rect(MARGIN, self.y + 5, max(ROOM * share, 2), 5, class_=kind)
+        self.y += 7
 
-    def more(self, y, count: int, where: str) -> None:
+    def more(self, count: int, where: str) -> None:
         if count > MAX_BARS:
-            self.lines(MARGIN, y, [f"... and {count - MAX_BARS} more: see {where}"])
+            self.line(f"... and {count - MAX_BARS} more: see {where}", room=ROOM)
 
-    def is_everywhere(self, holders: Sequence[int]) -> bool:
-        return len(holders) == len(self.ids) > 1
-
-    def fill(self, held: Sequence[int]) -> dict[str, str]:
-        if self.is_everywhere(held):
-            return {"class_": "sheet"}
-        return {"fill": _shared([self.colours[k] for k in held])}
-
-    def block(self, x, y, w, h, holders, title):
+    def block(self, x, y, w, h, holders, tip):
         """A rectangle in the colour that devices share, with their numbers as large as there is
         room.
         """
-        everywhere = self.is_everywhere(holders)
-        label = f"all {self.size} devices" if everywhere else ranges(self.ids[k] for k in holders)
-        self.rect(x, y, w, h, title, stroke="#374151", **self.fill(holders))
-        if _text_width(label, 5) > w - 2:
+        kind = "on"
+        paint = {"fill": _shared([self.colours[k] for k in holders])}
+        label = ranges(self.ids[k] for k in holders)
+        if self.everywhere and len(holders) == len(self.ids):
+            kind = ""
+            paint = {"class_": "sheet"}
+            label = self.everywhere
+        self.rect(x, y, w, h, tip, stroke="#374151", **paint)
+        if len(label) * 5 * LETTER > w - 2:
             label = f"{self.ids[holders[0]]}…"
-        size = min(11.0, 0.75 * h, (w - 2) / (0.6 * len(label)))
-        if len(self.ids) > 1 and size >= 5:
-            kind = "" if everywhere else "on"
-            middle = y + h / 2 + 0.36 * size
-            self.text(x + w / 2, middle, label, size, kind, text_anchor="middle")
+        size = min(11, 0.75 * h, (w - 2) / LETTER / len(label))
+        if self.everywhere and size >= 5:
+            baseline = y + h / 2 + 0.36 * size
+            self.text(x + w / 2, baseline, label, size, kind, text_anchor="middle")
 
     def document(self, title: str) -> str:
-        height = f"{self.bottom + MARGIN:.0f}"
+        height = round(self.y + MARGIN)
         size = f'width="{PAGE}" height="{height}"'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} class="xmap" viewBox="0 0 {PAGE} {height}"'
@@ -183,11 +182,6 @@ class _Canvas:
             f"<title>{escape(title)}</title><style>{STYLE}</style>"
             f'<rect {size} class="paper" rx="8"/>{"".join(self.elements)}</svg>\n'
         )
-
-
-def _text_width(content: str, size: float) -> float:
-    """The approximate width in the fonts that we ask for."""
-    return len(content) * size * 0.6
 
 
 @functools.singledispatch
@@ -200,96 +194,91 @@ def svg(shown: Any) -> str:
 def _(plan: Plan) -> str:
     """The totals, the mesh, the arguments and results of calls that use it, and what moves."""
     canvas = _Canvas(plan.mesh)
-    canvas.text(MARGIN, MARGIN + 14, plan.function, 16, "bold", room=ROOM)
-    placed = [call for call in plan.calls if call.mesh == plan.mesh]
-    y = canvas.lines(MARGIN, MARGIN + 18, _totals(plan, placed))
-    y = _mesh_card(canvas, plan.mesh, y + 18) + 18
-    for call in placed[:MAX_CALLS]:
+    canvas.line(plan.function, 16, "bold", ROOM)
+    drawn = [call for call in plan.calls if call.mesh == plan.mesh]
+    held = sum(call.bytes_held for call in drawn)
+    canvas.line(f"each device holds {show_bytes(held)} of arguments and results", room=ROOM)
+    canvas.line(f"and sends {sent_in_words(plan.sent_over)}", room=ROOM)
+    _draw_mesh(canvas, plan.mesh)
+    for call in drawn[:MAX_CALLS]:
         of = "" if call.function == plan.function else f" of {call.function}"
-        y = _draw_arrays(canvas, f"arguments{of}", call.arguments, y)
-        y = _draw_arrays(canvas, f"results{of}", call.results, y)
-    others = [call.function for call in plan.calls if call not in placed[:MAX_CALLS]]
+        _draw_arrays(canvas, f"arguments{of}", call.arguments)
+        _draw_arrays(canvas, f"results{of}", call.results)
+    others = [call.function for call in plan.calls if call not in drawn[:MAX_CALLS]]
     if others:
-        words = f"not drawn: the arrays of {listed(dict.fromkeys(others))}"
-        y = canvas.lines(MARGIN, y - 8, [words]) + 12
+        canvas.title(f"not drawn: the arrays of {listed(dict.fromkeys(others))}")
     if plan.transfers:
-        _draw_collectives(canvas, plan, y)
+        _draw_collectives(canvas, plan)
     return canvas.document(f"{plan.function}: arrays on devices")
 
 
-def _totals(plan: Plan, calls: Sequence[Call]) -> Iterator[str]:
-    held = sum(call.bytes_held for call in calls)
-    yield f"each device holds {show_bytes(held)} of arguments and results"
-    yield f"and sends {sent_in_words(plan.sent_over)}"
-
-
-def _mesh_card(canvas: _Canvas, whole: _jax.AnyMesh | None, y: float) -> float:
+def _draw_mesh(canvas: _Canvas, whole: _jax.AnyMesh | None) -> None:
     mesh = canvas.mesh
-    canvas.title(MARGIN, y, "devices" if mesh is None else "mesh")
     if mesh is None or whole is None:
-        canvas.block(MARGIN, y + 20, 96, 32, [0], "one device")
-        canvas.text(MARGIN + 48, y + 40, "one device", 11, "on", text_anchor="middle")
-        return y + 52
-    y += 14
+        canvas.title("one device")
+        return
+    canvas.title("mesh")
     if mesh is not whole:
         part = [f"{name} {size} of {whole.shape[name]}" for name, size in mesh.shape.items()]
-        y = canvas.lines(MARGIN, y, [f"a corner: {listed(part)}"]) - 2
-    return _draw_grid(canvas, mesh_array(mesh), MARGIN, y, "device")
+        canvas.line(f"a corner: {listed(part)}", room=ROOM)
+    _draw_grid(canvas, mesh_array(mesh), "device")
 
 
-def _draw_arrays(canvas: _Canvas, title: str, arrays: Sequence[Array], y: float) -> float:
-    """Cards in two columns; the bottom edge."""
+def _draw_arrays(canvas: _Canvas, title: str, arrays: Sequence[Array]) -> None:
+    """Arrays in two columns."""
     if not arrays:
-        return y
-    canvas.title(MARGIN, y, title, ROOM)
-    y += 20
+        return
+    canvas.title(title)
     kinds = list(alike(arrays))
     shown = kinds[:MAX_ARRAYS]
+    columns = MARGIN, MARGIN + COLUMN + GAP
     for k in range(0, len(shown), 2):
-        bottoms = []
-        for side, (name, array) in enumerate(shown[k : k + 2]):
-            x = MARGIN + side * (COLUMN + GAP)
-            bottoms.append(_array_card(canvas, name, array, x, y))
-        y = max(bottoms) + 18
+        top = canvas.y
+        bottom = top
+        for canvas.x, (name, array) in zip(columns, shown[k : k + 2]):
+            canvas.y = top
+            _draw_array(canvas, name, array)
+            bottom = max(bottom, canvas.y)
+        canvas.x = MARGIN
+        canvas.y = bottom + 8
     hidden = len(kinds) - len(shown)
     if hidden:
-        words = f"... and {hidden} more kinds: see plan.{title.split()[0]}"
-        y = canvas.lines(MARGIN, y - 8, [words]) + 12
-    return y
+        canvas.line(f"... and {hidden} more kinds: see plan.{title.split()[0]}", room=ROOM)
 
 
-def _array_card(canvas: _Canvas, name: str, array: Array, x: float, y: float) -> float:
-    canvas.text(x, y + 12, name, 12, "bold", room=COLUMN)
-    on_device = "" if array.spec is None else f"{array.device_type} on a device"
-    y = canvas.lines(x, y + 12, [array.type, on_device], COLUMN)
-    y = _draw_grid(canvas, array, x, y, f"{array.device_type} on device")
+def _draw_array(canvas: _Canvas, name: str, array: Array) -> None:
+    canvas.line(name, 12, "bold")
+    canvas.line(array.type)
+    if array.spec is not None:
+        canvas.line(f"{array.device_type} on a device")
+    _draw_grid(canvas, array, f"{array.device_type} on device")
     copies = block_holders(array, canvas.mesh).shape[-1]
     if 1 < copies < len(canvas.ids):
-        y = canvas.lines(x, y, [f"each block on {copies} devices"], COLUMN)
-    return y
+        canvas.line(f"each block on {copies} devices")
 
 
-def _draw_grid(canvas: _Canvas, array: Array, x: float, y: float, tip: str) -> float:
-    """The names of dimensions, and the blocks, in proportion as far as their numbers can be read;
-    the bottom edge.
+def _draw_grid(canvas: _Canvas, array: Array, tip: str) -> None:
+    """The names of dimensions, and the blocks, in proportion as far as their numbers can be
+    read.
     """
     grid = arrange(array, canvas.mesh)
-    down, across, others = grid.titles
-    heads = [f"↓ {down}" if down else "", f"→ {across}" if across else "", others]
-    y = canvas.lines(x, y, heads, COLUMN) + 6
+    for arrow, title in zip(("↓ ", "→ ", ""), grid.titles):
+        if title:
+            canvas.line(arrow + title)
     width, height = _sides(grid)
     for label, cells in grid.panels:
         if label:
-            y = canvas.lines(x, y - 2, [label], COLUMN) + 5
+            canvas.line(label)
+        canvas.y += 6
         h = height / len(cells)
         for r, row in enumerate(cells):
+            y = canvas.y + r * h
             w = width / len(row)
             for c, held in enumerate(row):
                 devices = ranges(canvas.ids[k] for k in held)
-                canvas.block(x + c * w, y + r * h, w, h, held, f"{tip} {devices}")
-        canvas.rect(x, y, width, height, class_="edge", stroke_width=1.6)
-        y += height + 4
-    return y
+                canvas.block(canvas.x + c * w, y, w, h, held, f"{tip} {devices}")
+        canvas.rect(canvas.x, canvas.y, width, height, class_="edge", stroke_width=1.6)
+        canvas.y += height
 
 
 def _sides(grid: Grid) -> tuple[float, float]:
@@ -299,51 +288,49 @@ def _sides(grid: Grid) -> tuple[float, float]:
     tall = SHORT
     if any(grid.titles):
         tall = LONG * min(1, down / across)
-    least_width = len(cells[0]) * 3 * BLOCK
-    width = max(LONG * min(1, across / down), least_width)
+    wide = LONG * min(1, across / down)
+    width = max(wide, len(cells[0]) * 3 * BLOCK)
     height = max(tall, len(cells) * BLOCK, SHORT)
     return min(width, COLUMN), min(height, LONG)
 
 
-def _draw_collectives(canvas: _Canvas, plan: Plan, y: float) -> None:
+def _draw_collectives(canvas: _Canvas, plan: Plan) -> None:
     """A bar for each collective that sends something, as long as its bytes, below its words."""
-    canvas.title(MARGIN, y, "what moves, in the order of the program", ROOM)
-    y += 16
+    canvas.title("what moves, in the order of the program")
     if len({t.derivative for t in plan.transfers}) > 1:
-        canvas.keys(y + 16, {SENT: "for the function", BACK: "for its derivative"})
-        y += 20
-    moving = [c for c in plan.collectives if c.transfers]
-    groups = alike_collectives(moving)
+        canvas.keys({SENT: "for the function", BACK: "for its derivative"})
+    groups = alike_collectives(c for c in plan.collectives if c.transfers)
     counts = [sum(c.bytes_counted for c in group) for group in groups]
     largest = max(*counts, 1)
     for group, count in zip(groups[:MAX_BARS], counts):
         c = group[0]
-        times = f"{len(group)} times, " if len(group) > 1 else ""
-        words = f"{c.name}: {times}{sent(group)}, {c.became}"
-        y = canvas.lines(MARGIN, y + 4, [words, str(c.where or "")])
-        canvas.bar(y + 5, count / largest, BACK if c.derivative else SENT)
-        y += 12
-    canvas.more(y, len(groups), "plan.collectives")
+        words = f"{c.name}: {sent(group)}"
+        if len(group) > 1:
+            words += f", {len(group)} times"
+        if c.where is not None:
+            words += f" ({c.where})"
+        canvas.line(words, kind="", room=ROOM)
+        canvas.line(c.became, room=ROOM)
+        canvas.bar(count / largest, BACK if c.derivative else SENT)
+    canvas.more(len(groups), "plan.collectives")
 
 
 @svg.register
 def _(found: Candidates) -> str:
     """Two bars for each assignment that can be used: what a device holds, and all that it sends."""
     canvas = _Canvas()
-    y = MARGIN + 12
-    canvas.keys(y, {SENT: "bytes held", BACK: "bytes sent"})
-    usable = [c for c in found if c.refused is None]
+    canvas.keys({SENT: "bytes held", BACK: "bytes sent"})
+    usable = usable_of(found)
     largest = max([max(_figures(c)) for c in usable], default=1)
     for c in usable[:MAX_BARS]:
         held, sends = _figures(c)
         words = f"{c.name}: holds {show_bytes(held)}, sends {show_bytes(sends)}"
         if c.dominated:
             words += ", dominated"
-        y = canvas.lines(MARGIN, y + 8, [words])
-        canvas.bar(y + 5, held / largest, SENT)
-        canvas.bar(y + 11, sends / largest, BACK)
-        y += 12
-    canvas.more(y + 4, len(usable), f"found[{MAX_BARS}:]")
+        canvas.line(words, room=ROOM)
+        canvas.bar(held / largest, SENT)
+        canvas.bar(sends / largest, BACK)
+    canvas.more(len(usable), f"found[{MAX_BARS}:]")
     return canvas.document("what each assignment holds and sends")
 
 

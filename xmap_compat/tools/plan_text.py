@@ -13,7 +13,7 @@ from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.tools.gathered import Gathered
 from xmap_compat.tools.plan import Array, Plan
-from xmap_compat.tools.search import Candidate, Candidates
+from xmap_compat.tools.search import Candidate, Candidates, usable_of
 from xmap_compat.tools.text import (
     WIDTH,
     Row,
@@ -176,7 +176,7 @@ def _total(plan: Plan) -> str:
 
 @text.register
 def _(found: Candidates) -> str:
-    usable = [c for c in found if c.refused is None]
+    usable = usable_of(found)
     parts = [_lines(_search_lines(found, usable))]
     if usable:
         parts.append(_table(_usable_rows(found, usable)))
