@@ -5,6 +5,7 @@ it runs, with its own assertions on values.
 """
 
 import configparser
+import inspect
 import runpy
 import tomllib
 from pathlib import Path
@@ -50,6 +51,15 @@ def test_an_xmapped_function_has_what_its_type_promises():
     }
     assert promised > {"plan", "lower", "trace"}
     assert [name for name in promised if not hasattr(f, name)] == []
+
+
+def test_help_shows_the_parameters_as_users_give_them():
+    shown = str(inspect.signature(xmap))
+    assert shown == (
+        "(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, donate_argnums=(), "
+        "backend=None)"
+    )
+    assert ":class:" not in xmap.__doc__ and ":mod:" not in xmap.__doc__
 
 
 # ------------------------------------------------------------------------------------- a decorator

@@ -93,11 +93,9 @@ def einsum(
         "optimize": optimize,
     }
     result = _contract(spec, terms, output, options)
-    return (
-        result
-        if preferred_element_type is None
-        else lax.convert_element_type(result, preferred_element_type)
-    )
+    if preferred_element_type is None:
+        return result
+    return lax.convert_element_type(result, preferred_element_type)
 
 
 @_jax.api_boundary
@@ -135,27 +133,31 @@ def _operand(parsed, index, data):
     if len(letters) != data.ndim:
         raise _einsum_rank(parsed.source, index, term.text, len(term.letters), data.shape)
     operand = _LabeledArray(data, letters, names, term.text, index)
-    return _take_diagonals(parsed.source, operand) if len(set(letters)) < len(letters) else operand
+    is_repeated = len(set(letters)) < len(letters)
+    if is_repeated:
+        return _take_diagonals(parsed.source, operand)
+    return operand
 
 
 def _axis_called(name, spec):
-    for axis in (
-        *sizes_in_scope(),
-        name,
-    ):  # of a vmap around, only an axis whose name is a string is known
+    # Of a vmap around, only an axis whose name is a string is known.
+    for axis in (*sizes_in_scope(), name):
         if str(axis) == name and _jax.is_bound(axis):
             return axis
-    raise unbound_name(
-        f"unbound axis name: {name}", sizes_in_scope(), where=f" in the einsum {spec!r}"
-    )
+    legacy = f"unbound axis name: {name}"
+    raise unbound_name(legacy, sizes_in_scope(), where=f" in the einsum {spec!r}")
 
 
 def _expand_ellipsis(letters, ndim):
-    """``'...'`` becomes numbers counted from the right, so that operands broadcast as in NumPy."""
+    """``'...'`` becomes numbers counted from the right, so that operands broadcast as in NumPy.
+
+    ``('...', 'k')`` of an array with three dimensions becomes ``(-2, -1, 'k')``.
+    """
     if ELLIPSIS not in letters:
         return letters
     at = letters.index(ELLIPSIS)
-    return (*letters[:at], *range(min(0, len(letters) - 1 - ndim), 0), *letters[at + 1 :])
+    hidden = max(0, ndim - (len(letters) - 1))
+    return (*letters[:at], *range(-hidden, 0), *letters[at + 1 :])
 
 
 def _take_diagonals(spec, operand):
@@ -164,15 +166,23 @@ def _take_diagonals(spec, operand):
         if sizes[letter] != size:
             raise _einsum_size(spec, letter, size, sizes[letter], operand.position)
     unique = tuple(dict.fromkeys(operand.letters))
-    symbols = {x: opt_einsum.get_symbol(k) for k, x in enumerate(unique)}
-    subscripts = "".join(symbols[x] for x in operand.letters)
-    data = jnp.einsum(f"{subscripts}->{''.join(symbols[x] for x in unique)}", operand.data)
+    symbols = {letter: opt_einsum.get_symbol(k) for k, letter in enumerate(unique)}
+    repeated = "".join(symbols[letter] for letter in operand.letters)
+    once = "".join(symbols[letter] for letter in unique)
+    data = jnp.einsum(f"{repeated}->{once}", operand.data)
     return operand._replace(data=data, letters=unique)
 
 
 def _output(parsed, terms):
-    dots = sorted({x for t in terms for x in t.letters if isinstance(x, int)})
-    letters = [y for x in parsed.output.letters for y in (dots if x == ELLIPSIS else [x])]
+    hidden = set()
+    for term in terms:
+        hidden.update(letter for letter in term.letters if isinstance(letter, int))
+    letters: list[Any] = []
+    for letter in parsed.output.letters:
+        if letter == ELLIPSIS:
+            letters.extend(sorted(hidden))
+        else:
+            letters.append(letter)
     names = frozenset(_axis_called(name, parsed.source) for name in parsed.output.names)
     return tuple(letters), names
 
@@ -192,11 +202,15 @@ def _sizes(spec, terms):
 
 def _drop_broadcast(term, sizes):
     """Leave out the dimensions of one element that broadcast."""
-    gone = [k for k, c in enumerate(term.letters) if term.data.shape[k] != sizes[c]]
+    gone, letters = [], []
+    for dim, letter in enumerate(term.letters):
+        if term.data.shape[dim] == sizes[letter]:
+            letters.append(letter)
+        else:
+            gone.append(dim)
     if not gone:
         return term
-    letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)
-    return term._replace(data=lax.squeeze(term.data, gone), letters=letters)
+    return term._replace(data=lax.squeeze(term.data, gone), letters=tuple(letters))
 
 
 # --------------------------------------------------------------------- contracting
@@ -204,15 +218,20 @@ def _drop_broadcast(term, sizes):
 
 def _contract(spec, terms, output, options):
     letters, names = output
-    axes = sorted(frozenset().union(*(t.names for t in terms)) - names, key=str)
+    mentioned = frozenset().union(*(term.names for term in terms))
+    axes = sorted(mentioned - names, key=str)
     if len(terms) == 1:
         return _reduce(terms[0], letters, axes, options["preferred_element_type"])
-    labels = {c: k for k, c in enumerate(dict.fromkeys(c for t in terms for c in t.letters))}
-    inputs = tuple(tuple(labels[c] for c in t.letters) for t in terms)
+    # Letters become numbers in the order in which they appear: {'n': 0, 'm': 1}.
+    labels: dict[Any, int] = {}
+    inputs = []
+    for term in terms:
+        inputs.append(tuple(labels.setdefault(letter, len(labels)) for letter in term.letters))
+    output_labels = tuple(labels[letter] for letter in letters)
     return bind_contraction(
-        *(t.data for t in terms),
+        *(term.data for term in terms),
         axes=axes,
-        subscripts=Subscripts(inputs, tuple(labels[c] for c in letters)),
+        subscripts=Subscripts(tuple(inputs), output_labels),
         mentions=_mentions(spec, terms),
         **options,
     )
@@ -220,31 +239,45 @@ def _contract(spec, terms, output, options):
 
 def _reduce(term, letters, axes, dtype):
     """The einsum of one operand."""
-    data = term.data if dtype is None else term.data.astype(dtype)
-    data = sum_dims(data, [k for k, c in enumerate(term.letters) if c not in letters])
-    data = summed(lambda x: lax.psum(x, tuple(axes)), data) if axes else data
-    left = [c for c in term.letters if c in letters]
-    order = [left.index(c) for c in letters]
-    return lax.transpose(data, order) if order != sorted(order) else data
+    data = term.data
+    if dtype is not None:
+        data = data.astype(dtype)
+    summed_dims = [dim for dim, letter in enumerate(term.letters) if letter not in letters]
+    data = sum_dims(data, summed_dims)
+    if axes:
+        data = summed(lambda x: lax.psum(x, tuple(axes)), data)
+    left = [letter for letter in term.letters if letter in letters]
+    order = [left.index(letter) for letter in letters]
+    if order == sorted(order):
+        return data
+    return lax.transpose(data, order)
 
 
 def _check_strategy(optimize):
-    if not (isinstance(optimize, bool) or callable(optimize)):
-        try:
-            opt_einsum.paths.get_path_fn(optimize)
-        except (KeyError, TypeError, AttributeError):
-            wanted = "a strategy of opt_einsum, such as 'auto', 'greedy' or 'optimal'"
-            raise should_be("optimize of einsum", wanted, optimize, ValueError) from None
+    if isinstance(optimize, bool) or callable(optimize):
+        return
+    try:
+        opt_einsum.paths.get_path_fn(optimize)
+    except (KeyError, TypeError, AttributeError):
+        wanted = "a strategy of opt_einsum, such as 'auto', 'greedy' or 'optimal'"
+        raise should_be("optimize of einsum", wanted, optimize, ValueError) from None
 
 
 def _mentions(spec, terms) -> Skipped | None:
     """For the type check: the axes that one operand skips while another one mentions them."""
-    describe = lambda t: f"operand {t.position} ({t.text!r})"  # noqa: E731
-    mentioned = {axis: describe(t) for t in reversed(terms) for axis in sorted(t.names, key=str)}
-    skipped = tuple(
-        tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms
-    )
-    return Skipped(spec, tuple(map(describe, terms)), skipped) if any(skipped) else None
+    descriptions = tuple(f"operand {term.position} ({term.text!r})" for term in terms)
+    # The first operand that mentions each axis.
+    mentioned: dict[AxisName, str] = {}
+    for term, description in reversed(list(zip(terms, descriptions))):
+        for axis in sorted(term.names, key=str):
+            mentioned[axis] = description
+    skipped = []
+    for term in terms:
+        missing = [(axis, by) for axis, by in mentioned.items() if axis not in term.names]
+        skipped.append(tuple(missing))
+    if not any(skipped):
+        return None
+    return Skipped(spec, descriptions, tuple(skipped))
 
 
 # ----------------------------------------------------------------------------- messages
@@ -252,7 +285,8 @@ def _mentions(spec, terms) -> Skipped | None:
 
 def _einsum_operand_count(spec: str, expected: int, given: int) -> ValueError:
     return ValueError(
-        f"The einsum {spec!r} describes {expected} operands, but got {given}. Pass one for each part"
+        f"The einsum {spec!r} describes {expected} operands, but got {given}. "
+        "Pass one for each part"
     )
 
 
@@ -260,15 +294,17 @@ def _einsum_rank(
     spec: str, index: int, text: str, letters: int, shape: Sequence[int]
 ) -> ValueError:
     return ValueError(
-        f"Operand {index} of the einsum {spec!r} is described by {text!r}, which has {letters} positional dimensions, "
-        f"but its positional shape is {tuple(shape)}. Write named axes in braces"
+        f"Operand {index} of the einsum {spec!r} is described by {text!r}, which has {letters} "
+        f"positional dimensions, but its positional shape is {tuple(shape)}. "
+        "Write named axes in braces"
     )
 
 
 def _einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> ValueError:
-    which = (
-        "a dimension under the ellipsis" if isinstance(letter, int) else f"the dimension {letter}"
-    )
+    which = f"the dimension {letter}"
+    if isinstance(letter, int):
+        which = "a dimension under the ellipsis"
     return ValueError(
-        f"In {spec!r}, {which} has size {known} and, in operand {index}, {size}. Pass arrays of one size"
+        f"In {spec!r}, {which} has size {known} and, in operand {index}, {size}. "
+        "Pass arrays of one size"
     )

@@ -84,13 +84,15 @@ def pdot(
     """
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     check_names("pdot", axes)
-    x, y = jnp.asarray(x), jnp.asarray(y)
+    x = jnp.asarray(x)
+    y = jnp.asarray(y)
     contract = _normalized("pos_contract", pos_contract, x, y)
     batch = _normalized("pos_batch", pos_batch, x, y)
     _check_disjoint(contract, batch)
     dtype = jnp.result_type(x, y)
     if preferred_element_type is None:
-        x, y = x.astype(dtype), y.astype(dtype)
+        x = x.astype(dtype)
+        y = y.astype(dtype)
     out = bind_contraction(
         x,
         y,
@@ -100,11 +102,9 @@ def pdot(
         preferred_element_type=accumulation_type(dtype, preferred_element_type),
         optimize="auto",
     )
-    return (
-        out
-        if preferred_element_type is None
-        else lax.convert_element_type(out, preferred_element_type)
-    )
+    if preferred_element_type is None:
+        return out
+    return lax.convert_element_type(out, preferred_element_type)
 
 
 @_jax.api_boundary
@@ -139,10 +139,13 @@ def pargmin(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
 
 def _index_of_extremum(x, axis_name, extremum):
     x = lax.stop_gradient(jnp.asarray(x))
-    size, index = lax.psum(1, axis_name), lax.axis_index(axis_name)
+    size = lax.psum(1, axis_name)
+    index = lax.axis_index(axis_name)
     found = jnp.where(x == extremum(x, axis_name), index, size)
     # NaN comes first, whether or not the extremum keeps it.
-    return lax.pmin(jnp.where(x != x, index - size, found), axis_name) % size
+    is_nan = x != x
+    first = lax.pmin(jnp.where(is_nan, index - size, found), axis_name)
+    return first % size
 
 
 @_jax.api_boundary
@@ -172,19 +175,28 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
     Source: ``jax.lax.pgather`` (until jax 0.4.30), as measured; its docstring said otherwise.
     """
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
-    src, idx = jnp.asarray(src), jnp.asarray(idx)
-    axes = tuple(
-        position("pgather", a, "src", src.shape) if isinstance(a, int) else a for a in axes
-    )
-    check_names("pgather", axes)
+    src = jnp.asarray(src)
+    idx = jnp.asarray(idx)
+    positional = []
+    names = []
+    from_the_front = []
+    for axis in axes:
+        if isinstance(axis, int):
+            axis = position("pgather", axis, "src", src.shape)
+            positional.append(axis)
+        else:
+            names.append(axis)
+        from_the_front.append(axis)
+    check_names("pgather", from_the_front)
     check_integers("pgather", idx)
-    positional = [a for a in axes if isinstance(a, int)]
     table = jnp.moveaxis(src, positional, range(len(positional)))
+    # What the first dimensions of the table are: an axis that is gathered becomes the first.
     order: list[Any] = list(positional)
-    for name in (a for a in axes if not isinstance(a, int)):
+    for name in names:
         table = lax.all_gather(table, name)
         order.insert(0, name)
-    table = lax.transpose(table, (*(order.index(a) for a in axes), *range(len(axes), table.ndim)))
+    leading = [order.index(axis) for axis in from_the_front]
+    table = lax.transpose(table, (*leading, *range(len(axes), table.ndim)))
     table = table.reshape(-1, *table.shape[len(axes) :])
     return jnp.take(table, idx, axis=0, mode="clip")
 
@@ -192,18 +204,16 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
 def check_integers(fun: str, indices: jax.Array) -> None:
     """Raise unless an array can be used as indices."""
     if not jnp.issubdtype(indices.dtype, jnp.integer):
-        raise errors.should_be(
-            f"The dtype of the indices of {fun}", "an integer type", indices.dtype
-        )
+        what = f"The dtype of the indices of {fun}"
+        raise errors.should_be(what, "an integer type", indices.dtype)
 
 
 def check_names(fun, names):
     """Raise unless all names are bound and distinct."""
     for name in names:
         if name is None or not isinstance(name, Hashable):
-            raise errors.should_be(
-                f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string"
-            )
+            what = f"An axis name of {fun}"
+            raise errors.should_be(what, "hashable, and not None", name, advice="Use a string")
         if not isinstance(name, int) and not _jax.is_bound(name):
             raise errors.unbound_name(f"unbound axis name: {name}", sizes_in_scope())
     if len(set(names)) < len(names):
@@ -219,17 +229,17 @@ def position(fun: str, dim: int, what: str, shape: Sequence[int]) -> int:
 
 def _normalized(option, positions, x, y):
     try:
-        left, right = (tuple(map(operator.index, side)) for side in positions)
+        left, right = (list(map(operator.index, side)) for side in positions)
     except (TypeError, ValueError):
         raise _bad_dimensions(option, positions) from None
     if len(left) != len(right):
         raise _bad_dimensions(option, positions)
-    left = tuple(position("pdot", d, "x", x.shape) for d in left)
-    right = tuple(position("pdot", d, "y", y.shape) for d in right)
-    for a, b in zip(left, right):
+    of_x = tuple(position("pdot", dim, "x", x.shape) for dim in left)
+    of_y = tuple(position("pdot", dim, "y", y.shape) for dim in right)
+    for a, b in zip(of_x, of_y):
         if x.shape[a] != y.shape[b]:
             raise _dot_sizes(option, a, b, x.shape, y.shape)
-    return left, right
+    return of_x, of_y
 
 
 def _bad_dimensions(option, positions):
@@ -238,20 +248,25 @@ def _bad_dimensions(option, positions):
 
 
 def _check_disjoint(contract, batch):
-    for operand, dims in zip("xy", zip(contract, batch)):
-        taken = [*dims[0], *dims[1]]
-        if repeated := [dim for dim in taken if taken.count(dim) > 1]:
-            raise _dot_overlap(operand, repeated[0])
+    for operand, contracted, batched in zip("xy", contract, batch):
+        taken = [*contracted, *batched]
+        for dim in taken:
+            if taken.count(dim) > 1:
+                raise _dot_overlap(operand, dim)
 
 
 def _subscripts(x_ndim, y_ndim, contract, batch):
-    """The result has the batch dimensions, then the rest of x, then the rest of y."""
-    x, y = list(range(x_ndim)), list(range(x_ndim, x_ndim + y_ndim))
+    """The result has the batch dimensions, then the rest of x, then the rest of y.
+
+    A matrix product is ``(0, 1), (1, 3) -> (0, 3)``.
+    """
+    x = list(range(x_ndim))
+    y = list(range(x_ndim, x_ndim + y_ndim))
     for left, right in [*zip(*contract), *zip(*batch)]:
         y[right] = x[left]
-    shared = [c for c in x if c in y]
-    output = (*(x[d] for d in batch[0]), *(c for c in (*x, *y) if c not in shared))
-    return Subscripts((tuple(x), tuple(y)), output)
+    batched = [x[dim] for dim in batch[0]]
+    of_one = [label for label in (*x, *y) if not (label in x and label in y)]
+    return Subscripts((tuple(x), tuple(y)), (*batched, *of_one))
 
 
 # ----------------------------------------------------------------------------- messages

@@ -32,7 +32,8 @@ from xmap_compat.core import errors as core_errors
 from xmap_compat.core.nested.whole import apply_to_whole, is_of_whole
 from xmap_compat.lax import check_names, position
 
-__all__ = ["along", "einsum"]  # and the functions of the table, which _row adds
+# And the functions of the table, which _row adds.
+__all__ = ["along", "einsum"]
 
 
 def __dir__() -> list[str]:
@@ -73,28 +74,24 @@ def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bo
         raise core_errors.should_be("fun of along(fun, axis_name, *operands)", "a function", fun)
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     check_names("along", names)
-    if positions := [name for name in names if isinstance(name, int)]:
-        advice = f"Call the function itself, with axis={positions[0]}"
-        raise core_errors.should_be(
-            "axis_name of along", "a named axis", positions[0], advice=advice
-        )
+    for name in names:
+        if isinstance(name, int):
+            advice = f"Call the function itself, with axis={name}"
+            raise core_errors.should_be("axis_name of along", "a named axis", name, advice=advice)
     results = fun(*(lax.all_gather(jnp.asarray(x), axis_name) for x in operands))
-    return (
-        jax.tree.map(lambda y: _named_again(jnp.asarray(y), axis_name, fun), results)
-        if keep
-        else results
-    )
+    if not keep:
+        return results
+    return jax.tree.map(lambda y: _named_again(jnp.asarray(y), axis_name, fun), results)
 
 
 def _named_again(y, axis_name, fun):
-    size, mine = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    """The element of this position, of an array whose first dimension is the axis."""
+    size = lax.axis_size(axis_name)
     if y.ndim == 0 or y.shape[0] != size:
         raise errors.lost_axis(getattr(fun, "__name__", repr(fun)), axis_name, size, y.shape)
-    return (
-        lax.dynamic_index_in_dim(y, mine, keepdims=False)
-        if size
-        else jnp.zeros(y.shape[1:], y.dtype)
-    )
+    if size == 0:
+        return jnp.zeros(y.shape[1:], y.dtype)
+    return lax.dynamic_index_in_dim(y, lax.axis_index(axis_name), keepdims=False)
 
 
 def _of_whole(fun, x, names, keep=False, options=()):
@@ -102,41 +99,69 @@ def _of_whole(fun, x, names, keep=False, options=()):
     if is_of_whole(names, options):
         return apply_to_whole(fun, x, names, keep)
     out = fun(functools.reduce(lax.all_gather, reversed(names), x))
-    return _named_again(out, names[0], fun) if keep else out
+    if not keep:
+        return out
+    return _named_again(out, names[0], fun)
 
 
 def _logical(function, x, axes, options):
-    extremum, initial = (jnp.max, 0) if function is jnp.any else (jnp.min, 1)
-    return extremum((x != 0).astype(jnp.int8), axes, initial=initial, **options) > 0
+    is_true = (x != 0).astype(jnp.int8)
+    if function is jnp.any:
+        return jnp.max(is_true, axes, initial=0, **options) > 0
+    return jnp.min(is_true, axes, initial=1, **options) > 0
 
 
 def _extremum(function, x, axes, options):
-    for axis in axes if options.get("initial") is None else ():
-        if not (x.shape[axis] if isinstance(axis, int) else lax.axis_size(axis)):
-            raise errors.extremum_of_nothing(function.__name__, axis)
-    extremum, missing = (jnp.max, -jnp.inf) if function is jnp.nanmax else (jnp.min, jnp.inf)
+    if options.get("initial") is None:
+        for axis in axes:
+            if _size_of(axis, x) == 0:
+                raise errors.extremum_of_nothing(function.__name__, axis)
+    extremum = jnp.min
+    missing = jnp.inf
+    if function is jnp.nanmax:
+        extremum = jnp.max
+        missing = -jnp.inf
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return extremum(x, axes, **options)
     found = extremum(jnp.where(jnp.isnan(x), missing, x), axes, **options)
-    return jnp.where(
-        all(jnp.isnan(x), axes, keepdims=options.get("keepdims", False)), jnp.nan, found
-    )
+    keepdims = options.get("keepdims", False)
+    return jnp.where(all(jnp.isnan(x), axes, keepdims=keepdims), jnp.nan, found)
+
+
+def _size_of(axis, x):
+    if isinstance(axis, int):
+        return x.shape[axis]
+    return lax.axis_size(axis)
 
 
 def _over_whole(function, x, axes, options):
     """Apply a function over ordered axes to an array that has a leading dimension for each named
     one.
     """
-    names = [a for a in axes if not isinstance(a, int)]
-    where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)
-    out = _of_whole(lambda v: function(v, axis=where, **options), x, names, options=options)
-    ahead = out.ndim - len(names) - x.ndim  # dimensions of the quantiles that were asked for
-    return out.squeeze(tuple(range(ahead, ahead + len(names)))) if options.get("keepdims") else out
+    names = [axis for axis in axes if not isinstance(axis, int)]
+    where = []
+    for axis in axes:
+        if isinstance(axis, int):
+            where.append(axis + len(names))
+        else:
+            where.append(names.index(axis))
+
+    def along_dimensions(v):
+        return function(v, axis=tuple(where), **options)
+
+    out = _of_whole(along_dimensions, x, names, options=options)
+    if not options.get("keepdims"):
+        return out
+    # The dimensions of quantiles come first, then one for each named axis.
+    quantiles = out.ndim - len(names) - x.ndim
+    return out.squeeze(tuple(range(quantiles, quantiles + len(names))))
 
 
 def _over_one(function, x, axes, options, keep=False):
     _check_one(function, axes)
-    options |= {} if keep else {"keepdims": False}  # a named axis leaves no dimension to keep
+    if not keep:
+        # A named axis leaves no dimension to keep.
+        options["keepdims"] = False
     return _of_whole(lambda v: function(v, axis=0, **options), x, axes, keep)
 
 
@@ -144,20 +169,24 @@ def _norm(function, x, axes, options):
     if options.get("ord") is None:
         options["ord"] = 2
     else:
-        _check_one(function, axes)  # over two axes it is that of a matrix
-    return jnp.linalg.vector_norm(x.astype(jnp.result_type(x, float)), axis=axes, **options)
+        # Over two axes it is that of a matrix.
+        _check_one(function, axes)
+    x = x.astype(jnp.result_type(x, float))
+    return jnp.linalg.vector_norm(x, axis=axes, **options)
 
 
 def _average(function, x, axes, options):
-    returned, weights = options.pop("returned", False), jnp.asarray(options.pop("weights", 1))
+    returned = options.pop("returned", False)
+    weights = jnp.asarray(options.pop("weights", 1))
     if weights.shape not in ((), x.shape):
-        raise core_errors.should_be(
-            "The shape of average's weights along a named axis", f"{x.shape}", weights.shape
-        )
+        what = "The shape of average's weights along a named axis"
+        raise core_errors.should_be(what, f"{x.shape}", weights.shape)
     weights = jnp.broadcast_to(weights, x.shape).astype(jnp.result_type(x, weights, float))
     total = jnp.sum(weights, axis=axes, **options)
     mean = jnp.sum(x * weights, axis=axes, **options) / total
-    return (mean, total) if returned else mean
+    if returned:
+        return mean, total
+    return mean
 
 
 def _reordered(function, x, axes, options):
@@ -165,9 +194,13 @@ def _reordered(function, x, axes, options):
     numbers.
     """
     _check_one(function, axes)
-    shift = {name: operator.index(value) for name, value in options.items()}
-    sources = getattr(np, function.__name__)(np.arange(lax.axis_size(axes[0])), **shift).tolist()
-    return lax.ppermute(x, axes[0], sorted(zip(sources, range(len(sources)))))
+    [axis] = axes
+    options = {name: operator.index(value) for name, value in options.items()}
+    of_numpy = getattr(np, function.__name__)
+    # Which element comes to each position: [2, 0, 1].
+    sources = of_numpy(np.arange(lax.axis_size(axis)), **options).tolist()
+    pairs = [(source, position) for position, source in enumerate(sources)]
+    return lax.ppermute(x, axis, sorted(pairs))
 
 
 def _take(function, x, axes, options):
@@ -177,9 +210,8 @@ def _take(function, x, axes, options):
 
 def _check_one(function, axes):
     if len(axes) != 1:
-        raise core_errors.should_be(
-            f"The axis of {function.__name__}", "one, named or positional", axes
-        )
+        what = f"The axis of {function.__name__}"
+        raise core_errors.should_be(what, "one, named or positional", axes)
 
 
 def _row(
@@ -189,29 +221,34 @@ def _row(
 
     ``example``: the arguments of a call after [3, 1, 2], its out_axes, and its result.
     """
-    name, signature = function.__name__, inspect.signature(function)
+    name = function.__name__
+    signature = inspect.signature(function)
+    operand = next(iter(signature.parameters))
     arguments, out_axes, shown = example.split(" -> ")
 
     @_jax.api_boundary
     def over_axes(*args, **kwargs):
         options = dict(signature.bind(*args, **kwargs).arguments)
-        x, axis = options.pop(next(iter(options))), options.pop("axis", None)
+        x = options.pop(operand)
+        axis = options.pop("axis", None)
         axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
         if builtins.all(a is None or isinstance(a, SupportsIndex) for a in axes):
             return function(*args, **kwargs)
         x = jnp.asarray(x)
-        from_front = functools.partial(position, name, what="its operand", shape=x.shape)
-        axes = tuple(
-            from_front(operator.index(a)) if isinstance(a, SupportsIndex) else a for a in axes
-        )
-        check_names(name, axes)
-        return compute(function, x, axes, options)
+        from_the_front = []
+        for each in axes:
+            if isinstance(each, SupportsIndex):
+                each = position(name, operator.index(each), "its operand", x.shape)
+            from_the_front.append(each)
+        check_names(name, from_the_front)
+        return compute(function, x, tuple(from_the_front), options)
 
     over_axes.__name__ = over_axes.__qualname__ = name
     over_axes.__signature__ = signature  # type: ignore[attr-defined]
     over_axes.__doc__ = f"""``jnp.{name}`` along named axes, {kind}, or positional ones.
 
-    The other arguments are those of ``jax.numpy``.  Source: xmap's tutorial, whose NumPy functions take named axes.
+    The other arguments are those of ``jax.numpy``.  Source: xmap's tutorial, whose NumPy functions
+    take named axes.
 
     >>> import jax.numpy as jnp
     >>> from xmap_compat import numpy as xnp, xmap
@@ -223,11 +260,9 @@ def _row(
     return over_axes
 
 
-ANY, ONE, KEPT = (
-    "of which the result has none",
-    "one at a time, which the result lacks",
-    "one at a time, kept",
-)
+ANY = "of which the result has none"
+ONE = "one at a time, which the result lacks"
+KEPT = "one at a time, kept"
 _kept = functools.partial(_over_one, keep=True)
 
 all = _row(jnp.all, _logical, ANY, "axis='i' -> {} -> True")

@@ -73,46 +73,67 @@ def global_array(
 
     Source: ``jax.make_array_from_process_local_data``.  Legacy xmap took the parts themselves.
     """
-    paths = [argument_path(path, "local") for path, _ in jax.tree_util.tree_leaves_with_path(local)]
-    leaves = [x if hasattr(x, "shape") else np.asarray(x) for x in jax.tree.leaves(local)]
-    specs = broadcast_specs(
-        "in_axes", parse_specs("in_axes", in_axes), local, in_axes, root="local"
-    )
+    paths_and_leaves, tree = jax.tree_util.tree_flatten_with_path(local)
+    paths = [argument_path(path, "local") for path, _ in paths_and_leaves]
+    leaves = [_with_a_shape(leaf) for _, leaf in paths_and_leaves]
+    declared = parse_specs("in_axes", in_axes)
+    specs = broadcast_specs("in_axes", declared, local, in_axes, root="local")
     for spec, leaf, path in zip(specs, leaves, paths):
         check_argument(spec, leaf.shape, path, is_scalar=False)
-    scope = current_scope()
-    mesh = (
-        scope.mesh if mesh is None and isinstance(scope.mesh, jax.sharding.AbstractMesh) else mesh
-    )
-    if mesh is not None:
-        if not isinstance(mesh, jax.sharding.Mesh):
-            raise should_be(
-                "The mesh of global_array",
-                "a Mesh (of xmap_compat or of jax.sharding) of devices",
-                mesh,
-            )
-        scope = Scope(None if mesh.empty else mesh_of_jax(mesh), scope.loops)
-    if scope.mesh is not None and not any(
-        d.process_index == jax.process_index() for d in devices_of(scope.mesh)
-    ):
-        raise _process_without_devices(jax.process_index(), scope.mesh)
+    scope = _scope_over(mesh)
     names = spec_names(specs)
-    resources = {
-        n: entries for n, entries in parse_axis_resources(axis_resources).items() if n in names
-    }
-    sizes = {n: size for n, size in parse_axis_sizes(axis_sizes).items() if n in names}
-    shapes = [
-        _global_shape(spec, leaf.shape, resources, scope.mesh, sizes)
-        for spec, leaf in zip(specs, leaves)
-    ]
+    resources = _of_names(parse_axis_resources(axis_resources), names)
+    sizes = _of_names(parse_axis_sizes(axis_sizes), names)
+    shapes = []
+    for spec, leaf in zip(specs, leaves):
+        shapes.append(_global_shape(spec, leaf.shape, resources, scope.mesh, sizes))
     placements = place_axes(infer_sizes(specs, shapes, paths, sizes), resources, scope)
     if scope.mesh is None:
         return jax.device_put(local)
-    shardings = [
-        jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements)) for spec in specs
-    ]
-    arrays = map(jax.make_array_from_process_local_data, shardings, leaves, shapes)
-    return jax.tree.unflatten(jax.tree.structure(local), arrays)
+    arrays = []
+    for spec, leaf, shape in zip(specs, leaves, shapes):
+        sharding = jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements))
+        arrays.append(jax.make_array_from_process_local_data(sharding, leaf, shape))
+    return jax.tree.unflatten(tree, arrays)
+
+
+def _with_a_shape(leaf):
+    return leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+
+
+def _of_names(mapping, names):
+    """The entries of some axes."""
+    return {name: value for name, value in mapping.items() if name in names}
+
+
+def _scope_over(mesh):
+    """The loops in scope, over the mesh that is given, or that is in scope; a mesh of devices."""
+    scope = current_scope()
+    if mesh is None and isinstance(scope.mesh, jax.sharding.AbstractMesh):
+        mesh = scope.mesh
+    if mesh is not None:
+        scope = Scope(_mesh_of_devices(mesh), scope.loops)
+    if scope.mesh is not None:
+        _check_that_this_process_has_a_device(scope.mesh)
+    return scope
+
+
+def _mesh_of_devices(mesh):
+    """JAX's mesh, or None for the empty one."""
+    if not isinstance(mesh, jax.sharding.Mesh):
+        wanted = "a Mesh (of xmap_compat or of jax.sharding) of devices"
+        raise should_be("The mesh of global_array", wanted, mesh)
+    if mesh.empty:
+        return None
+    return mesh_of_jax(mesh)
+
+
+def _check_that_this_process_has_a_device(mesh):
+    here = jax.process_index()
+    for device in devices_of(mesh):
+        if device.process_index == here:
+            return
+    raise _process_without_devices(here, mesh)
 
 
 def _global_shape(
@@ -146,11 +167,13 @@ def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[
     if mesh is None:
         return 1, 1
     dims = [k for k, name in enumerate(mesh.axis_names) if name in entries]
-    positions = {
-        (*(index[k] for k in dims), d.process_index) for index, d in np.ndenumerate(mesh.devices)
-    }
-    here = jax.process_index()
-    return sum(p[-1] == here for p in positions), len({p[:-1] for p in positions})
+    here, everywhere = set(), set()
+    for index, device in np.ndenumerate(mesh.devices):
+        position = tuple(index[k] for k in dims)
+        everywhere.add(position)
+        if device.process_index == jax.process_index():
+            here.add(position)
+    return len(here), len(everywhere)
 
 
 @_jax.api_boundary
@@ -186,7 +209,11 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
       ``np.save(f"part{jax.process_index()}.npy", process_array(result))`` writes the part of each
       process.
     """
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _own_part(leaf, path, whole), result)
+
+    def own_part(path, leaf):
+        return _own_part(leaf, path, whole)
+
+    return jax.tree_util.tree_map_with_path(own_part, result)
 
 
 def _own_part(leaf: Any, path: Sequence[Any], whole: bool) -> Any:
@@ -196,11 +223,13 @@ def _own_part(leaf: Any, path: Sequence[Any], whole: bool) -> Any:
     if whole and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         leaf = _gathered(leaf, where)
     if _jax.is_key(leaf):
-        words = {bounds: jax.random.key_data(data) for bounds, data in _shards(leaf).items()}
-        parts = {
-            (*bounds, (0, data.shape[-1])): data for bounds, data in words.items()
-        }  # the words are a dimension
-        return jax.random.wrap_key_data(_block(parts, leaf, where), impl=jax.random.key_impl(leaf))
+        words = {}
+        for bounds, keys in _shards(leaf).items():
+            data = jax.random.key_data(keys)
+            # The words of a key are one dimension more.
+            words[*bounds, (0, data.shape[-1])] = data
+        block = _block(words, leaf, where)
+        return jax.random.wrap_key_data(block, impl=jax.random.key_impl(leaf))
     return _block(_shards(leaf), leaf, where)
 
 
@@ -216,10 +245,14 @@ def _shards(leaf):
     """The parts on this process: ``{((start, stop), ...): data}``; a part that several devices hold
     occurs once.
     """
-    return {
-        tuple(k.indices(size)[:2] for k, size in zip(shard.index, leaf.shape)): shard.data
-        for shard in leaf.addressable_shards
-    }
+    parts = {}
+    for shard in leaf.addressable_shards:
+        bounds = []
+        for part, size in zip(shard.index, leaf.shape):
+            start, stop, _ = part.indices(size)
+            bounds.append((start, stop))
+        parts[tuple(bounds)] = shard.data
+    return parts
 
 
 def _block(
@@ -228,12 +261,15 @@ def _block(
     """Put parts together along each dimension, in the order of their positions."""
     if not parts:
         raise _no_part_here(where, jax.process_index())
-    edges = [sorted(set(of_dim)) for of_dim in zip(*parts)]
-    if len(parts) != math.prod(map(len, edges)):
+    # Along each dimension: [(0, 2), (2, 4)].
+    edges = [sorted(set(bounds)) for bounds in zip(*parts)]
+    counts = [len(bounds) for bounds in edges]
+    if len(parts) != math.prod(counts):
         raise _parts_are_no_block(where, leaf.sharding)
-    blocks = np.empty([len(e) for e in edges], dtype=object)
+    blocks = np.empty(counts, dtype=object)
     for bounds, data in parts.items():
-        blocks[tuple(e.index(b) for e, b in zip(edges, bounds))] = np.asarray(data)
+        position = tuple(e.index(b) for e, b in zip(edges, bounds))
+        blocks[position] = np.asarray(data)
     return np.block(blocks.tolist())
 
 
@@ -242,26 +278,30 @@ def _block(
 
 def _process_without_devices(process: int, mesh: Any) -> ValueError:
     return ValueError(
-        f"Process {process} has no device on the mesh ({axes_text(mesh.shape)}), so it holds no part of an array. "
-        "Include devices of all processes, or call global_array only in those that the mesh includes"
+        f"Process {process} has no device on the mesh ({axes_text(mesh.shape)}), so it holds no "
+        "part of an array. Include devices of all processes, or call global_array only in those "
+        "that the mesh includes"
     )
 
 
 def _no_part_here(path: str, process: int) -> ValueError:
     return ValueError(
-        f"{path} has no part on devices of process {process}. Ask for it in processes of its mesh only"
+        f"{path} has no part on devices of process {process}. "
+        "Ask for it in processes of its mesh only"
     )
 
 
 def _parts_are_no_block(path: str, sharding: Any) -> ValueError:
     return ValueError(
-        f"The parts of {path} in this process ({sharding}) are no block of rows and columns. Take them one by one from "
-        "array.addressable_shards, or take the whole array in every process: process_array(array, whole=True)"
+        f"The parts of {path} in this process ({sharding}) are no block of rows and columns. "
+        "Take them one by one from array.addressable_shards, or take the whole array in every "
+        "process: process_array(array, whole=True)"
     )
 
 
 def _no_mesh_to_gather_over(path: str, sharding: Any) -> ValueError:
     return ValueError(
-        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. Put it on one, by "
+        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. "
+        "Put it on one, by "
         "jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))"
     )

@@ -144,8 +144,8 @@ class NamedShape:
 
 def _not_for_samplers(shape: Any) -> TypeError:
     return TypeError(
-        f"{shape!r} is a shape for the samplers of jax.random only. Give other functions shape.positional and, where "
-        "they sample (initializers do), the key xmap_compat.random.fold_in_names(key, shape)"
+        f"{shape!r} is a shape for the samplers of jax.random only and, under install(), for jax.nn.initializers. Give "
+        "other functions shape.positional and, where they sample, the key xmap_compat.random.fold_in_names(key, shape)"
     )
 
 

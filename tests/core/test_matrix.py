@@ -496,7 +496,71 @@ NAMED_NUMPY = {
     ),
 }
 
-OPERATIONS: dict[str, Operation] = {**COLLECTIVES, **VOCABULARY, **NUMPY, **NN, **NAMED_NUMPY}
+# What solvers return beside their solutions: an array, an integer, both, nothing.  JAX refuses integers beside roots
+# until 0.11.2.
+AUXILIARY = {
+    "an array": lambda axis, n: jnp.full(2, n, jnp.float32),
+    "what varies": lambda axis, n: 0.0 * lax.axis_index(axis) + n,
+    "an integer": lambda axis, n: jnp.int32(n),
+    "a tree": lambda axis, n: {"n": jnp.float32(n), "steps": jnp.arange(2), "nothing": None},
+    "None": lambda axis, n: None,
+}
+OF_ROOTS = [
+    name
+    for name in AUXILIARY
+    if jax.__version_info__ >= (0, 11, 2) or name not in ("an integer", "a tree")
+]
+
+
+def times(solution, auxiliary):
+    for number in jax.tree.leaves(auxiliary):
+        solution = solution * (1 + jnp.max(number))
+    return solution
+
+
+def root_of_half(x, axis, n, auxiliary):
+    """The root of ``2 z = x + the sum of x``, times one more than the numbers beside it."""
+    right = x + lax.psum(x, axis)
+    solve = lambda f, guess: (guess - f(guess) / 2, auxiliary(axis, n))
+    tangent = lambda g, y: y / 2
+    return times(*lax.custom_root(lambda z: 2 * z - right, 0 * x, solve, tangent, has_aux=True))
+
+
+def solution_of_half(x, axis, n, auxiliary):
+    right = x + lax.psum(x, axis)
+    solve = lambda _, b: (b / 2, auxiliary(axis, n))
+    return times(
+        *lax.custom_linear_solve(lambda z: 2 * z, right, solve, symmetric=True, has_aux=True)
+    )
+
+
+def half(xp, rows, name):
+    factors = {"None": 1, "a tree": 2 * (1 + len(rows))}
+    return (rows + rows.sum(0)) / 2 * factors.get(name, 1 + len(rows))
+
+
+SOLVERS = {
+    f"lax.{solver} with {name}": Operation(
+        lambda x, axis, n, function=function, name=name: function(x, axis, n, AUXILIARY[name]),
+        lambda xp, rows, name=name: half(xp, rows, name),
+        removes=False,
+        dtypes="f",
+    )
+    for solver, function, names in [
+        ("custom_root", root_of_half, OF_ROOTS),
+        ("custom_linear_solve", solution_of_half, AUXILIARY),
+    ]
+    for name in names
+}
+
+OPERATIONS: dict[str, Operation] = {
+    **COLLECTIVES,
+    **VOCABULARY,
+    **NUMPY,
+    **NN,
+    **NAMED_NUMPY,
+    **SOLVERS,
+}
 
 
 def weighted(op):

@@ -20,7 +20,7 @@ DOCS = PACKAGE.parent / "docs"
 ONCE = """
     axis, name, resource, placement, scope, declaration, arguments, program, placed call, body, device axis, row,
     translation, names, checker, view, NamedValue, local dimension, part, vary, spread, conform, foreign,
-    mixed, travel, widen, taken, turn, slab, COTANGENT, mark, tree, block, transfer, step
+    mixed, travel, widen, taken, turn, slab, Once, mark, tree, block, transfer, step
 """
 # Each with what is said instead.
 GONE = {

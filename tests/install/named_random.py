@@ -1,7 +1,7 @@
 """Programs that sample named shapes, for jax 0.4.30 and for xmap_compat alike.
 
 Each is a body of an xmap over ``i`` (4) and ``j`` (2) and the rank of its result, given a namespace ``n`` with
-``random`` and ``NamedShape``.
+``random``, ``initializers`` and ``NamedShape``.
 """
 
 import jax
@@ -25,6 +25,38 @@ SAMPLERS = {
     ),
     "bernoulli": lambda n, key, shape: n.random.bernoulli(key, 0.3, shape),
 }
+
+
+def scaled(*settings, **axes):
+    """By the fans of an initializer."""
+    return lambda n, key, shape: n.initializers.variance_scaling(2.0, *settings, **axes)(key, shape)
+
+
+def made_by(name, *args):
+    return lambda n, key, shape: getattr(n.initializers, name)(*args)(key, shape)
+
+
+def of_type(name, dtype):
+    return lambda n, key, shape: getattr(n.initializers, name)()(key, shape, dtype)
+
+
+SAMPLERS |= {
+    "initializer normal": made_by("normal"),
+    "initializer normal of complex": of_type("normal", jnp.complex64),
+    "initializer uniform": made_by("uniform", 0.5),
+    "initializer truncated": made_by("truncated_normal"),
+    "initializer glorot": made_by("glorot_uniform"),
+    "initializer xavier": made_by("xavier_normal"),
+    "initializer lecun": made_by("lecun_normal"),
+    "initializer he": made_by("he_uniform"),
+    "initializer kaiming of float16": of_type("kaiming_normal", jnp.float16),
+    "initializer of fan in": scaled("fan_in", "normal", in_axis="i", out_axis=0),
+    "initializer of fan out": scaled("fan_out", "truncated_normal", in_axis="i", out_axis=-1),
+    "initializer of both": scaled("fan_avg", "uniform", in_axis=("i", 0), out_axis=1),
+    "initializer of a batch": scaled("fan_in", "normal", batch_axis="i"),
+    "initializer of complex": scaled("fan_in", "uniform", dtype=jnp.complex64),
+    "initializer of complex, truncated": scaled("fan_avg", "truncated_normal", dtype=jnp.complex64),
+}
 NAMES = {"i": ("i",), "ij": ("i", "j"), "ji": ("j", "i")}
 
 
@@ -32,6 +64,8 @@ def cases():
     for sampler in SAMPLERS:
         for names in NAMES:
             for key in KEYS:
+                if sampler.startswith("initializer") and names == "ji":
+                    continue
                 every_key = names == "i" and sampler in ("normal", "uniform", "complex normal")
                 if key == "threefry" or every_key:
                     yield f"{sampler}/{names}/{key}"

@@ -20,7 +20,9 @@ from jax.experimental.maps import xmap
 if __name__ == "__main__":
     assert jax.__version__ == "0.4.30", jax.__version__
     jax.config.update("jax_threefry_partitionable", True)
-    n = types.SimpleNamespace(random=jax.random, NamedShape=NamedShape)
+    n = types.SimpleNamespace(
+        random=jax.random, initializers=jax.nn.initializers, NamedShape=NamedShape
+    )
     values = {}
     for case in named_random.cases():
         jax.clear_caches()  # its shapes are equal, and so share programs, whatever the order of their names

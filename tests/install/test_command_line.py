@@ -184,6 +184,15 @@ def test_whatever_is_imported_first(program, tmp_path, imports):
     assert outcome(done) == (0, "xmap_compat.api [1] 3\n", "")
 
 
+@pytest.mark.parametrize("arguments", [["--old-random"], ["run", "--old-random"]], ids=str)
+def test_old_random_draws_the_numbers_of_jax_0_4_30(program, tmp_path, arguments):
+    program("import jax; print(jax.random.normal(jax.random.PRNGKey(0), (3,)))")
+    done = run("-m", "xmap_compat", *arguments, "program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
+    assert outcome(done) == (0, "[ 1.8160863  -0.48262316  0.33988908]\n", "")
+    plain = run("-m", "xmap_compat", "program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
+    assert (plain.returncode, plain.stdout != done.stdout) == (0, True)
+
+
 def test_a_mistake_in_a_legacy_script_is_shown_at_the_users_line(program, tmp_path):
     program(
         """
@@ -236,6 +245,7 @@ def test_each_command_has_a_help_with_an_example(tmp_path, command):
         (["check", "missing.py"], "no such file or folder: missing.py"),
         (["check"], "no PATH is given"),
         (["explain"], "error: no program is given"),
+        (["explain", "nofile.py"], "error: no such file: nofile.py"),
         (["explain", "--sorce", "d", "x.py"], "unrecognized arguments: --sorce"),
     ],
     ids=str,

@@ -12,12 +12,17 @@ import pytest
 import xmap_compat
 from xmap_compat import SerialLoop, install, xmap
 from xmap_compat import random as named
+from xmap_compat.legacy import initializers
 from xmap_compat.random import NamedShape
 
 CASES = list(named_random.cases())
 RECORDED = np.load(Path(__file__).parent / "random_0_4_30.npz")
 DEVICES = np.array(jax.devices())
-OURS = types.SimpleNamespace(random=named, NamedShape=NamedShape)
+OURS = types.SimpleNamespace(
+    random=named,
+    initializers=types.SimpleNamespace(**initializers.INITIALIZERS),
+    NamedShape=NamedShape,
+)
 
 
 def assert_equal_numbers(found, case):
@@ -42,7 +47,11 @@ def test_numbers_are_those_of_jax_0_4_30(case):
 @pytest.mark.parametrize("case", [case for case in CASES if case.endswith("/i/threefry")])
 def test_under_install_they_are_those_of_jax_random(case):
     with install():
-        theirs = types.SimpleNamespace(random=jax.random, NamedShape=jax.core.NamedShape)
+        theirs = types.SimpleNamespace(
+            random=jax.random,
+            initializers=jax.nn.initializers,
+            NamedShape=jax.core.NamedShape,
+        )
         assert_equal_numbers(np.asarray(named_random.run(case, theirs, xmap)), case)
     assert not hasattr(jax.core, "NamedShape")
 
@@ -174,7 +183,20 @@ MISTAKES = {
     ),
     "an initializer": (
         lambda: jax.nn.initializers.lecun_normal()(jax.random.key(0), NamedShape(2, 3, i=3)),
-        r"NamedShape\(2, 3, i=3\) is a shape for the samplers of jax.random only. .*fold_in_names\(key, shape\)",
+        r"NamedShape\(2, 3, i=3\) is a shape for the samplers of jax.random only .*fold_in_names\(key, shape\)",
+    ),
+    "an initializer over positions that are not there": (
+        lambda: initializers.INITIALIZERS["lecun_normal"]()(
+            jax.random.key(0), NamedShape(4, units=2)
+        ),
+        r"in_axis of the initializer is \(-2,\), but the shape is NamedShape\(4, units=2\). Pass a position or a name "
+        r"that it has, such as in_axis='units'$",
+    ),
+    "an initializer with one dimension": (
+        lambda: initializers.INITIALIZERS["he_normal"]()(jax.random.key(0), NamedShape(i=4)),
+        r"needs two dimensions or more, but the shape is NamedShape\(i=4\). Give it a dimension of 1\n"
+        r"Legacy's words: Can't compute input and output sizes of a 1-dimensional weights tensor. Must be at least "
+        r"2D\.$",
     ),
     "no axis": (lambda: named.normal(jax.random.key(0), NamedShape(i=3)), "unbound axis name: i"),
 }
@@ -182,5 +204,28 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("call", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_mistakes_are_refused(call, message):
-    with pytest.raises((ValueError, TypeError, NameError), match=message):
+    with pytest.raises((ValueError, TypeError, NameError, LookupError), match=message):
         call()
+
+
+@pytest.mark.parametrize("name", initializers.INITIALIZERS)
+def test_initializers_without_names_are_left_to_jax(name):
+    arguments = (2.0, "fan_in", "normal") if name == "variance_scaling" else ()
+    of_jax = getattr(jax.nn.initializers, name)(*arguments)
+    with install():
+        ours = getattr(jax.nn.initializers, name)(*arguments)
+    assert ours is not of_jax
+    for options in ((), (jnp.float16,)):
+        found = ours(jax.random.key(1), (3, 4), *options)
+        expected = of_jax(jax.random.key(1), (3, 4), *options)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_named_dimension_counts_in_the_fan_by_its_whole_name():
+    with install():
+        init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", "units", 0)
+        body = lambda: init(jax.random.key(0), jax.core.NamedShape(4, units=2))
+        found = xmap(body, (), ["units", ...], axis_sizes={"units": 2})()
+    normal = [jax.random.normal(jax.random.fold_in(jax.random.key(0), k), (4,)) for k in range(2)]
+    np.testing.assert_allclose(found, np.stack(normal) / np.sqrt(2), rtol=1e-6)

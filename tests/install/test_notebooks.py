@@ -155,7 +155,7 @@ def test_without_nbclient_it_says_what_to_install(tmp_path, monkeypatch, capsys)
     book(path)
     monkeypatch.setitem(sys.modules, "nbclient", None)
     assert notebook.main([str(path)]) == 2
-    assert "pip install 'xmap-compat[notebooks]'" in capsys.readouterr().err
+    assert "pip install '.[notebooks]'" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------ the tutorial

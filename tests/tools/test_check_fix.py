@@ -102,3 +102,90 @@ def test_what_is_unused_is_dropped_and_comments_stay(grid):
     assert unused == "print('unused')\n"
     parentheses = (folder / f"p{names.index('parentheses, True')}.py").read_text()
     assert parentheses.startswith("# of 2021\n# the map\n# last\nfrom xmap_compat import xmap\n")
+
+
+# ------------------------------------------------------------- what calls of xmap and pjit say
+
+XMAP = "from jax.experimental.maps import xmap\n"
+PJIT = "from jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
+WITH_INSTALL = "import xmap_compat; xmap_compat.install()\n"
+# A program, what is written, and what the output says.
+CALLS = {
+    "all declared": (
+        f"{XMAP}xmap(f, in_axes=['i'], out_axes=['i'], axis_resources={{'i': 'x'}})",
+        "from xmap_compat import xmap\n"
+        "xmap(f, in_axes=['i'], out_axes=['i'], axis_resources={'i': 'x'})",
+        "",
+    ),
+    "a name is left out, and nothing reduces over it": (
+        f"{XMAP}xmap(lambda v: lax.psum(v, 'j'), ['i', 'j'], {{}}, axis_resources={{'i': 'x'}})",
+        f"{WITH_INSTALL}{XMAP}"
+        "xmap(lambda v: lax.psum(v, 'j'), ['i', 'j'], {}, axis_resources={'i': 'x'})",
+        "line 2: its result may vary over i, which out_axes lack",
+    ),
+    "a name is left out, and a psum is over it": (
+        f"{XMAP}xmap(lambda v: lax.psum(v, 'i'), ['i'], {{}}, axis_resources={{'i': 'x'}})",
+        "from xmap_compat import xmap\n"
+        "xmap(lambda v: lax.psum(v, 'i'), ['i'], {}, axis_resources={'i': 'x'})",
+        "",
+    ),
+    "the only entry is of no axis": (
+        f"{XMAP}xmap(f, in_axes=['i'], out_axes=['i'], axis_resources={{'batch': 'x'}})",
+        "from xmap_compat import xmap\nxmap(f, in_axes=['i'], out_axes=['i'], axis_resources={})",
+        "",
+    ),
+    "entries are of no axis": (
+        f"{XMAP}xmap(f, ['i'], ['i'], axis_resources={{'a': 'x', 'i': 'y',\n  'b': 'z', 'c': 'x'}})",
+        "from xmap_compat import xmap\nxmap(f, ['i'], ['i'], axis_resources={'i': 'y'})",
+        "",
+    ),
+    "an entry of a variable is of no axis": (
+        f"{XMAP}on = {{'batch': 'x'}}\nxmap(f, ['i'], ['i'], axis_resources=on)",
+        f"{WITH_INSTALL}{XMAP}on = {{'batch': 'x'}}\nxmap(f, ['i'], ['i'], axis_resources=on)",
+        "line 3: its axis_resources are no literal, and name batch, which no spec names",
+    ),
+    "a decorator": (
+        f"import functools\n{XMAP}"
+        "@functools.partial(xmap, in_axes=['i'], out_axes=['i'], axis_resources={'b': 'x'})\ndef f(v): ...",
+        "import functools\nfrom xmap_compat import xmap\n"
+        "@functools.partial(xmap, in_axes=['i'], out_axes=['i'], axis_resources={})\ndef f(v): ...",
+        "",
+    ),
+    "shardings": (
+        f"{PJIT}pjit(f, in_axis_resources=(P('x', None), None), out_axis_resources=None)",
+        f"{PJIT}pjit(f, in_shardings=(P('x', None), P()), out_shardings=P())",
+        "",
+    ),
+    "shardings of a variable": (
+        f"{PJIT}lambda s: pjit(f, in_axis_resources=s)",
+        f"{WITH_INSTALL}{PJIT}lambda s: pjit(f, in_axis_resources=s)",
+        "",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def of_calls(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calls")
+    for number, (source, _, _) in enumerate(CALLS.values()):
+        (folder / f"call{number}.py").write_text(source)
+    return folder, editor.fixed(findings.check([folder]))
+
+
+@pytest.mark.parametrize("number", range(len(CALLS)), ids=CALLS)
+def test_what_a_call_says_decides_its_import(of_calls, number):
+    folder, fixed = of_calls
+    _, expected, note = list(CALLS.values())[number]
+    path = folder / f"call{number}.py"
+    assert fixed.contents[path].decode() == expected and fixed.left == ()
+    notes = [line for line in fixed.notes if line.startswith(str(path))]
+    assert len(notes) == bool(note)
+    assert all("jax.experimental.maps.xmap: last in jax 0.4.30; needs" in n for n in notes)
+    assert all(line.endswith(note) for line in notes)
+
+
+def test_without_install_the_reason_takes_the_place_of_another_name(of_calls):
+    folder, _ = of_calls
+    left = editor.fixed(findings.check([folder]), install=False).left
+    reasons = [finding.gone.remedy for finding in left if finding.gone.name.endswith(".xmap")]
+    assert len(reasons) == 2 and all("needs xmap_compat.install(): " in why for why in reasons)

@@ -14,7 +14,7 @@ from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments
 import xmap_compat
 from xmap_compat import xmap
 from xmap_compat.tools.leave.helper import named_axes as helper
-from xmap_compat.tools.leave.helper.named_axes import mapped
+from xmap_compat.tools.leave.helper.named_axes import SerialLoop, mapped
 from xmap_compat.tools.leave.helper_text import FUNCTIONS, helper_text, is_helper
 
 
@@ -210,6 +210,343 @@ def test_each_function_computes_what_numpy_does(resources, size):
         found = fun(each_of_rows)(x)
     for name, (_, wanted) in FUNCTIONS_OF_ROWS.items():
         np.testing.assert_allclose(found[name], wanted(x), rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+# ------------------------------------------------------------------------------ whose name it is
+
+
+SHARED = {
+    "jit": lambda shared: jax.jit(shared),
+    "scan": lambda shared: lambda v: lax.scan(lambda c, _: (shared(c), None), v, None, length=1)[0],
+    "cond": lambda shared: lambda v: lax.cond(helper.psum(1, "a") > 0, shared, lambda v: v, v),
+    "checkpoint": lambda shared: jax.checkpoint(shared),
+    "jit of scan": lambda shared: jax.jit(SHARED["scan"](shared)),
+}
+OF_ONE = [{}, {"a": "x"}, {"a": "y"}, {"a": ("x", "y")}, {"a": ("y", "x")}]
+OF_TWO = [
+    *OF_ONE,
+    {"b": "x"},
+    {"b": "y"},
+    {"b": ("x", "y")},
+    {"b": ("y", "x")},
+    {"a": "x", "b": "y"},
+    {"a": "y", "b": "x"},
+]
+
+
+@pytest.mark.parametrize("placements", [OF_TWO, OF_TWO[::-1]], ids=["forth", "back"])
+@pytest.mark.parametrize("kind", SHARED)
+def test_what_placements_share_is_right_under_each(kind, placements):
+    """After one placement and before another, JAX has traced the function already."""
+    weights = np.arange(1, 5, dtype=np.float32)
+
+    def summed(v):
+        return v + helper.psum(v * helper.axis_index("a"), "a") - helper.pmean(v, "b")
+
+    shared = SHARED[kind](summed)
+    x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    wanted = x + (x * np.arange(4)[:, None]).sum(0) - x.mean(1, keepdims=True)
+    for resources in placements:
+        fun = mapped(lambda v: shared(v), ["a", "b"], ["a", "b"], axis_resources=resources)
+        of_sum = jax.jit(jax.grad(lambda x, fun=fun: jnp.sum(fun(x) * weights)))
+        with jax.set_mesh(square_mesh()):
+            found = fun(x)
+            gradient = of_sum(x)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6, err_msg=str(resources))
+        of_numpy = weights + np.arange(4)[:, None] * 4 * weights - weights.mean()
+        np.testing.assert_allclose(gradient, of_numpy, rtol=1e-5, err_msg=str(resources))
+
+
+ONE_SPLIT = [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": ("y", "x")}]
+
+
+@pytest.mark.parametrize("resources", ONE_SPLIT, ids=str)
+def test_the_innermost_binder_wins(resources):
+    def body(v):
+        inner = jax.vmap(lambda w: helper.psum(w, "i"), axis_name="i")(v * jnp.arange(3))
+        return inner[0] + 0 * helper.psum(v, "i")
+
+    fun = mapped(body, ["i"], ["i"], axis_resources=resources)
+    v = np.arange(8, dtype=np.float32)
+    with jax.set_mesh(plain_mesh()):
+        np.testing.assert_allclose(fun(v), 3 * v)
+
+
+@pytest.mark.parametrize("resources", [(), "x", ("y", "x")], ids=str)
+@pytest.mark.parametrize("size", [8, 16])
+def test_an_axis_may_have_the_name_of_a_mesh_axis(resources, size):
+    """Of its own, or of another one."""
+
+    def body(v, w):
+        inner = jax.vmap(lambda k: helper.psum(k * v, "x"), axis_name="x")(jnp.arange(3))
+        return v - helper.pmean(v, "x") + inner[0] + helper.psum(w, "y")
+
+    specs = (["x", ...], ["y", ...])
+    others = {"x": "y", ("y", "x"): (), (): "x"}[resources]
+    fun = mapped(body, specs, ["x", ...], axis_resources={"x": resources, "y": others})
+    x = rows(size)
+    with jax.set_mesh(plain_mesh()):
+        found = fun(x, x)
+    np.testing.assert_allclose(found, x - x.mean(0) + 3 * x + x.sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_mesh_axis_that_a_vmap_binds_again_is_refused():
+    def body(v):
+        return jax.vmap(lambda w: helper.psum(w, "i"), axis_name="x")(v * jnp.arange(3))[0]
+
+    fun = mapped(body, ["i"], ["i"], axis_resources={"i": "x"})
+    with jax.set_mesh(plain_mesh()), pytest.raises(ValueError, match="vmap binds here"):
+        fun(np.arange(8.0))
+
+
+def test_an_axis_that_is_bound_around_is_refused():
+    inner = mapped(lambda w: w * 2, ["i"], ["i"], axis_resources={"i": "x"})
+    v = np.ones((8, 8))
+    mapped_again = mapped(lambda v: inner(v), ["i", ...], ["i", ...], axis_resources={"i": "y"})
+    chunked = mapped(inner, ["i", ...], ["i", ...], axis_resources={"i": SerialLoop(2)})
+    without = mapped(
+        mapped(lambda w: w, ["i"], ["i"]), ["i", ...], ["i", ...], axis_resources={"i": "x"}
+    )
+    for_unsplit = mapped(lambda v: without(v), ["i", ...], ["i", ...])
+    around = [mapped_again, chunked, without, for_unsplit]
+    around += [jax.vmap(inner, axis_name="i"), jax.vmap(inner, axis_name="x")]
+    for fun in around:
+        with jax.set_mesh(plain_mesh()), pytest.raises(ValueError, match="is bound: rename one"):
+            fun(v)
+
+
+@pytest.mark.parametrize("resources", [SerialLoop(2), ("x", SerialLoop(2))], ids=str)
+def test_there_are_no_collectives_over_chunks(resources):
+    v = np.arange(16, dtype=np.float32)
+    own = {"axis_resources": {"i": resources}}
+    refused = mapped(lambda v: helper.psum(v, "i"), ["i"], ["i"], **own)
+    inner = mapped(
+        lambda v: jax.vmap(lambda w: helper.psum(w, "i"), axis_name="i")(v * jnp.arange(3))[0],
+        ["i"],
+        ["i"],
+        **own,
+    )
+    with jax.set_mesh(plain_mesh()):
+        with pytest.raises(ValueError, match="which a SerialLoop computes in chunks"):
+            refused(v)
+        np.testing.assert_allclose(inner(v), 3 * v)
+
+
+@jax.custom_vjp
+def centred(v):
+    return v - helper.pmean(v, "i")
+
+
+centred.defvjp(
+    lambda v: (v - helper.pmean(v, "i"), None), lambda _, ct: (ct - helper.pmean(ct, "i"),)
+)
+
+
+@pytest.mark.parametrize("resources", ONE_SPLIT[1:], ids=str)
+def test_rules_that_jax_traces_late_are_refused_in_words(resources):
+    fun = mapped(centred, ["i"], ["i"], axis_resources=resources)
+    v = np.arange(8.0)
+
+    def total(v):
+        return jnp.sum(fun(v))
+
+    late = {
+        "grad": lambda: jax.grad(total)(v),
+        "jit": lambda: jax.jit(jax.grad(total))(v),
+        "vmap of the pullback": lambda: jax.vmap(jax.vjp(fun, v)[1], axis_name="i")(rows(8)),
+    }
+    for gradient in late.values():
+        with jax.set_mesh(plain_mesh()), pytest.raises(NameError, match="In a rule of a jax"):
+            gradient()
+    with jax.set_mesh(plain_mesh()), pytest.raises(ValueError, match="rename one"):
+        jax.vmap(jax.grad(total), axis_name="i")(rows(8))
+
+
+def test_rules_over_axes_without_resources_work_late_too():
+    """As far as they do in `jax.vmap`: not with what reads the size of the axis."""
+    weights = np.arange(8, dtype=np.float32)
+
+    @jax.custom_vjp
+    def rule(v):
+        return v * helper.psum(v, "i")
+
+    def forward(v):
+        return rule(v), (v, helper.psum(v, "i"))
+
+    def backward(saved, ct):
+        return (ct * saved[1] + helper.psum(ct * saved[0], "i"),)
+
+    rule.defvjp(forward, backward)
+    fun = mapped(rule, ["i"], ["i"])
+    found = jax.jit(jax.grad(lambda v: jnp.sum(fun(v) * weights)))(weights)
+    wanted = jax.grad(lambda v: jnp.sum(v * jnp.sum(v) * weights))(weights)
+    np.testing.assert_allclose(found, wanted)
+
+
+@pytest.mark.parametrize("name, resources", [("i", "x"), ("x", "x"), ("x", "y")])
+def test_late_rules_over_an_axis_that_is_named_as_a_mesh_axis_are_refused(name, resources):
+    @jax.custom_vjp
+    def rule(v):
+        return v
+
+    rule.defvjp(lambda v: (v, None), lambda _, ct: (helper.psum(ct, name),))
+    fun = mapped(rule, [name], [name], axis_resources={name: resources})
+    with jax.set_mesh(plain_mesh()), pytest.raises(NameError, match="In a rule of a jax"):
+        jax.grad(lambda v: jnp.sum(fun(v)))(np.arange(8.0))
+
+
+@pytest.mark.parametrize("resources", ONE_SPLIT, ids=str)
+def test_rules_whose_gradient_is_taken_inside_work(resources):
+    weights = np.arange(8, dtype=np.float32)
+
+    def body(v, w):
+        return jax.grad(lambda v: centred(v) * w)(v)
+
+    fun = mapped(body, (["i"], ["i"]), ["i"], axis_resources=resources)
+    with jax.set_mesh(plain_mesh()):
+        np.testing.assert_allclose(fun(weights, weights), weights - weights.mean())
+
+
+def test_a_hand_written_shard_map_and_a_vmap_in_it_call_the_same_functions():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("by hand",))
+    x = rows(16)
+
+    def on_device(v):
+        sums = jax.vmap(lambda w: helper.psum(w, "in it"), axis_name="in it")(v)
+        return v - helper.pmean(v, "by hand"), sums
+
+    spec = jax.sharding.PartitionSpec("by hand")
+    fun = jax.shard_map(on_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    found, sums = fun(x)
+    blocks = x.reshape(8, 2, 16)
+    wanted = (blocks - blocks.mean(0)).reshape(16, 16)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sums, blocks.sum(1).repeat(2, 0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("flag", [None, "x", ("x", "y"), SerialLoop(2)], ids=str)
+def test_a_flag_may_choose_resources(flag):
+    v = np.arange(16, dtype=np.float32)
+    chosen = {"i": flag} if flag else {}
+    over_j = mapped(
+        lambda v, w: v - helper.pmean(w, "j"), (["i"], ["j"]), ["i"], axis_resources=chosen
+    )
+    with jax.set_mesh(plain_mesh()):
+        np.testing.assert_allclose(over_j(v, v), v - v.mean())
+
+
+def test_in_the_body_of_another_one_each_device_computes_its_part():
+    x, u, _ = arguments(8, 4)
+    inner = mapped(
+        lambda v, w: v - helper.pmean(v, "k") + helper.psum(w, "b"),
+        (["k"], {}),
+        ["k"],
+        axis_resources={"k": "y"},
+    )
+    fun = mapped(
+        lambda x, u: inner(jnp.tile(u * x, 2)[:6], x[0]),
+        ({0: "a", 1: "b"}, {0: "a"}),
+        {0: "a", 1: "b"},
+        axis_resources={"a": "x"},
+    )
+    scaled = np.tile(x * u[:, None, None], 2)
+    wanted = scaled - scaled.mean(2, keepdims=True) + x[:, :, 0].sum(1)[:, None, None]
+    with jax.set_mesh(plain_mesh()):
+        np.testing.assert_allclose(fun(x, u), wanted, rtol=1e-5, atol=1e-5)
+
+
+SERIAL = {
+    "alone": {"a": SerialLoop(2)},
+    "beside a mesh axis": {"a": ("x", SerialLoop(2))},
+    "around a mesh axis": {"a": SerialLoop(4), "b": "y"},
+}
+
+
+@pytest.mark.parametrize("resources", SERIAL.values(), ids=SERIAL)
+def test_loops_compute_each_element(resources):
+    x, u, w = arguments(8, 4)
+    out_axes = {1: "a", 2: "b"}
+    fun = mapped(
+        lambda x, u, w: x * u + helper.psum(w * x, "b"), IN_AXES, out_axes, axis_resources=resources
+    )
+    wanted = x * u[:, None, None] + (w * x).sum(1, keepdims=True)
+    with jax.set_mesh(plain_mesh()):
+        found, pullback = jax.vjp(fun, x, u, w)
+        _, of_u, _ = pullback(jnp.ones_like(found))
+    np.testing.assert_allclose(found, wanted.transpose(2, 0, 1), rtol=1e-5)
+    np.testing.assert_allclose(of_u, x.sum((1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max",
+        "pmin",
+        "softmax",
+        "log_softmax",
+        "logsumexp",
+        "all_to_all",
+        "psum_scatter",
+        "ppermute",
+        "pdot",
+        "all_gather",
+    ],
+)
+@pytest.mark.parametrize("resources", [(), "x", ("y", "x")], ids=str)
+def test_derivatives_are_those_of_jax_without_names(name, resources):
+    of_all = {
+        "max": (lambda v: helper.max(v, ("i", 0)), lambda x: jnp.full(len(x), x.max())),
+        "pmin": (lambda v: helper.pmin(v, "i"), lambda x: jnp.tile(x.min(0), (len(x), 1))),
+        "softmax": (lambda v: helper.softmax(v, ("i", 0)), lambda x: jax.nn.softmax(x, (0, 1))),
+        "log_softmax": (lambda v: helper.log_softmax(v, "i"), lambda x: jax.nn.log_softmax(x, 0)),
+        "logsumexp": (
+            lambda v: helper.logsumexp(v, "i"),
+            lambda x: jnp.tile(jax.nn.logsumexp(x, 0), (len(x), 1)),
+        ),
+        "all_to_all": (lambda v: helper.all_to_all(v, "i", 0, 0), jnp.transpose),
+        "psum_scatter": (lambda v: helper.psum_scatter(v, "i"), lambda x: x.sum(0)),
+        "ppermute": (
+            lambda v: helper.ppermute(v, "i", [(k, k + 2) for k in range(6)]),
+            lambda x: jnp.zeros_like(x).at[2:8].set(x[:6]),
+        ),
+        "pdot": (lambda v: v @ helper.pdot(v, v, "i"), lambda x: x @ (x.T @ x)),
+        "all_gather": (
+            lambda v: helper.all_gather(v, "i").T @ v,
+            lambda x: jax.vmap(lambda v: x.T @ v)(x),
+        ),
+    }
+    body, of_jax = of_all[name]
+    x = rows(16)
+    x[3] = x[5]  # Ties share the derivative of an extremum.
+    of_result = jnp.sin(jnp.arange(of_jax(x).size)).reshape(of_jax(x).shape)
+    fun = mapped(body, ["i", ...], ["i", ...], axis_resources={"i": resources})
+    with jax.set_mesh(plain_mesh()):
+        found = jax.grad(lambda x: jnp.sum(fun(x) * of_result))(x)
+    wanted = jax.grad(lambda x: jnp.sum(of_jax(x) * of_result))(x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("bad", range(8))
+def test_nan_is_never_lost(bad):
+    v = np.arange(8, dtype=np.float32)
+    v[bad] = np.nan
+    fun = mapped(lambda v: helper.pmax(v, "i"), ["i"], ["i"], axis_resources={"i": "x"})
+    with jax.set_mesh(plain_mesh()):
+        assert np.isnan(fun(v)).all()
+
+
+def test_sums_of_sixteen_bits_are_those_of_jax():
+    x = rows(16).astype(jnp.bfloat16)
+    for name in ("sum", "mean", "logsumexp", "log_softmax", "softmax"):
+        ours = getattr(helper, name)
+        jaxs = getattr(jnp if name in ("sum", "mean") else jax.nn, name)
+        fun = mapped(lambda v, ours=ours: ours(v, axis="i"), ["i", ...], ["i", ...])
+        over = fun(x)[0] if jaxs(x, axis=0).ndim == 1 else fun(x)
+        assert over.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(over, jaxs(x, axis=0))
+
+
+# ---------------------------------------------------------------------------------- containers
 
 
 def test_one_text_serves_one_element_and_several():

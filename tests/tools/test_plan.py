@@ -784,6 +784,18 @@ def test_arrays_are_drawn_in_proportion_and_copies_are_counted(mesh42):
     assert len(lefts) == 2  # one grid of two columns
 
 
+def test_grey_blocks_are_in_the_legend(mesh42):
+    f = xmap(
+        lambda w, v: w * v, (["i"], ["i", "j"]), ["i", "j"], axis_resources={"i": "y", "j": "x"}
+    )
+    with mesh42:
+        tree, tips = drawn(f.plan(shaped(8), shaped(8, 8)))
+    texts = [t.text for t in tree.iter(f"{SVG}text")]
+    assert "the same place along y" in texts and "the same place along x" not in texts
+    (swatch,) = [r for r in tree.iter(f"{SVG}rect") if r.get("width") == "14"]
+    assert swatch.get("fill") in {fill for tip, fill in tips if " on device 0 2 4 6" in tip}
+
+
 def test_arrays_that_lie_alike_are_one_drawing_with_all_names_if_these_are_short(mesh42):
     def names(*keys):
         f = xmap(
@@ -871,3 +883,4 @@ def test_no_number_is_broken():
         assert re.findall(r"\d+", " ".join(lines)) == ["12345", "67890"]
         assert max(map(len, lines)) <= width
     assert wrapped("1234567", 3) == ["123", "456", "7"]
+    assert wrapped("sent 32.8 k, 12 MiB", 8) == ["sent", "32.8 k,", "12 MiB"]

@@ -45,6 +45,13 @@ g = xmap(
 assert_type(g(x, x), tuple[jax.Array, dict[str, jax.Array]])
 np.testing.assert_allclose(g(x, x)[1]["total"], (rows * rows).sum())
 
+# Specifications of one array, and pytrees of them.
+xmap(centred, {0: "batch"}, {1: "batch"})
+xmap(centred, [None, "batch"], [...])
+xmap(centred, ({"w": [None, "out"], "b": ["out"]}, ["batch"]), (["batch", "out"], {}))
+xmap(with_total, [["batch"], ["other"]], ["batch", "other"])
+xmap(centred, None, {})
+
 # --------------------------------------------------------------------------------------- a decorator
 
 
@@ -113,3 +120,8 @@ def wrong_in_types() -> None:
     f.no_such_attribute()  # type: ignore
     print(g(x, x)[1].shape)  # type: ignore
     print(xmap_compat.no_such_name)  # type: ignore
+    xmap(centred, 0, ["batch"])  # type: ignore
+    xmap(centred, "batch", ["batch"])  # type: ignore
+    xmap(centred, ["batch"], 0)  # type: ignore
+    xmap(centred, {"batch": 0}, ["batch"])  # type: ignore
+    xmap(centred, (0,), ["batch"])  # type: ignore

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from xmap_compat import _jax
+from xmap_compat.core import once
 from xmap_compat.core.parameters import (
     Names,
     Params,
@@ -124,13 +125,12 @@ def result_names(
     mentioned = axis_names(params)
     axes = frozenset(n for n in mentioned if n in own)
     union = frozenset(itertools.chain.from_iterable(operands))
-    if has_groups(params):
-        return _varied(union, axes)
+    after = _varied if has_groups(params) else COLLECTIVES[primitive].names
     if primitive == "ppermute" and len(axes) == len(mentioned):
         is_full = len(params["perm"]) == elements
-        if is_full and not axes & union:
+        if is_full and not axes & union and not once.in_parts(union, axes):
             return union  # equal elements change places
-    return COLLECTIVES[primitive].names(union, axes)
+    return once.after_collective(union, axes, after(union, axes))
 
 
 def collectives_in(jaxpr: Any) -> frozenset[AxisName]:

@@ -16,11 +16,19 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
+from xmap_compat.core import once
 from xmap_compat.core.device_primitives import bind, gather_p, sum_p, vary_p
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisNames
 from xmap_compat.core.undeclared import operand_names
-from xmap_compat.core.values import COTANGENT, Dims, NamedValue, leading, transposed, without
+from xmap_compat.core.values import (
+    Dims,
+    NamedValue,
+    is_smooth,
+    leading,
+    transposed,
+    without,
+)
 
 _Casts = weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[Any, NamedValue]]]
 
@@ -219,10 +227,22 @@ def times_elements(
 ) -> Any:
     """The sum over axes of data that varies over ``names``, and is equal along these axes.
 
-    A cotangent has been summed over them already: see :data:`xmap_compat.core.values.COTANGENT`.
+    A cotangent that exists once is the sum of its parts.
     """
-    repeats = 1 if COTANGENT in names else view.total_size(over)
+    over = list(over)
+    summed = once.in_parts(names, over)
+    repeats = view.total_size(n for n in over if n not in summed)
     return data if repeats == 1 else data * np.asarray(repeats).astype(data.dtype)
+
+
+def own_parts(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -> NamedValue:
+    """What the elements of axes have of a value that exists once: equal parts."""
+    divided = once.in_parts(value.names, axes)
+    if not divided or not is_smooth(value.data):
+        return value
+    parts = np.asarray(max(view.total_size(divided), 1)).astype(value.data.dtype)
+    names = once.after_collective(value.names, divided, value.names)
+    return NamedValue(value.data / parts, value.dims, names)
 
 
 def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:

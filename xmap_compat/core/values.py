@@ -9,7 +9,6 @@ axes over which it differs between devices: exactly the mesh axes of its names.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -78,19 +77,6 @@ def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]
         pieces.append(list(values[start : start + length]))
         start += length
     return [*pieces, list(values[start:])]
-
-
-class _CotangentAxis(enum.Enum):
-    """An axis of one element: in ``names`` of values that a custom backward rule computes from
-    cotangents.
-
-    Where such a value does not vary over an axis, it has been summed over it before the rule runs.
-    """
-
-    COTANGENT = "cotangent"
-
-
-COTANGENT = _CotangentAxis.COTANGENT
 
 
 def transposed(value, dims):

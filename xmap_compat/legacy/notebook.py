@@ -17,7 +17,7 @@ from typing import Any
 
 MISSING = (
     "Running a notebook needs nbclient and ipykernel, which are not installed here. "
-    "Install them with: pip install 'xmap-compat[notebooks]'"
+    "Install them with: pip install '.[notebooks]'"
 )
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

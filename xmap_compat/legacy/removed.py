@@ -211,7 +211,7 @@ adapter jax.numpy.clip a -> the array as the first argument
 adapter jax.numpy.clip a_min -> min
 adapter jax.numpy.clip a_max -> max
 refused jax.{checkpoint remat ad_checkpoint.checkpoint} concrete -> static_argnums, or leave it out
-refused jax.{grad value_and_grad vjp} reduce_axes -> jax.grad(xmap(loss, ...)): from outside it is exact
+refused jax.{grad value_and_grad vjp} reduce_axes -> lax.psum(gradient, axes) in a body; outside, leave it out
 """)
 ]
 QUANTILES = tuple(

@@ -17,7 +17,7 @@ import jax.experimental
 
 from xmap_compat import _jax, random, vocabulary
 from xmap_compat.core import restored
-from xmap_compat.legacy import adapters, maps, old_names
+from xmap_compat.legacy import adapters, initializers, maps, old_names
 from xmap_compat.legacy import removed as table
 
 # ------------------------------------------------------------------------------- xmap's own
@@ -43,6 +43,8 @@ def _new_installation() -> _jax.Restoration:
     installation.attribute(jax.core, "NamedShape", random.NamedShape)
     for name in SAMPLERS:
         installation.attribute(jax.random, name, getattr(random, name))
+    for name, function in initializers.INITIALIZERS.items():
+        installation.attribute(jax.nn.initializers, name, function)
     for made, position in ((jax.ShapeDtypeStruct, 2), (jax.core.ShapedArray, 3)):
         constructor = "__new__" if "__new__" in vars(made) else "__init__"
         installation.attribute(
@@ -61,6 +63,8 @@ def _new_installation() -> _jax.Restoration:
 _lock = threading.Lock()
 _installation: _jax.Restoration | None = None
 _removed: _jax.Restoration | None = None
+OPTION_OF_RANDOM = "jax_threefry_partitionable"
+_option_of_random: bool | None = None  # what it was before install(old_random=True)
 
 
 class Installed(contextlib.AbstractContextManager):
@@ -92,7 +96,7 @@ class Installed(contextlib.AbstractContextManager):
                     _put_back()
 
 
-def install(removed: bool = True) -> Installed:
+def install(removed: bool = True, old_random: bool = False) -> Installed:
     """Let unmodified programs that used xmap run on this JAX.
 
     Afterwards these exist again: the module ``jax.experimental.maps`` (``xmap``, ``mesh``,
@@ -101,7 +105,7 @@ def install(removed: bool = True) -> Installed:
     ``pgather``, ``pargmax`` and ``pargmin``, ``jnp.einsum`` with braces, ``with
     jax.sharding.Mesh(...)`` without a warning, and the options ``experimental_xmap_*`` of
     ``jax.config``, which have no effect.  There is ``jax.core.NamedShape``, and ``jax.random``
-    takes one.
+    and ``jax.nn.initializers`` take one.
 
     It can be called again without effect, from any thread, and holds for all of them.  It
     initialises no backend.  ``with install():`` uninstalls at the end.  To run a program without
@@ -111,6 +115,8 @@ def install(removed: bool = True) -> Installed:
       removed: whether to also restore other names that such programs used and JAX has removed
         since: ``jax.tree_map``, ``pjit(in_axis_resources=)``, ``jnp.DeviceArray`` and the like,
         listed in the migration guide. Names that this JAX has are not touched.
+      old_random: whether ``jax.random`` gives the numbers of jax 0.4, where the option
+        ``jax_threefry_partitionable`` was off. ``uninstall()`` restores the option.
 
     Example:
 
@@ -120,16 +126,30 @@ def install(removed: bool = True) -> Installed:
       ...     xmap(lambda x: x + 1, in_axes=["i"], out_axes=["i"])(jax.numpy.arange(3)).tolist()
       [1, 2, 3]
     """
-    global _installation, _removed
     with _lock:
         first = _installation is None
-        if _installation is None:
-            _installation = _new_installation()
-            _installation.enter()
-        if removed and _removed is None:
-            _removed = old_names.restoration()
-            _removed.enter()
+        try:
+            _put_in_place(removed, old_random)
+        except BaseException:
+            if first:
+                _put_back()
+            raise
     return Installed(first)
+
+
+def _put_in_place(removed: bool, old_random: bool) -> None:
+    global _installation, _removed, _option_of_random
+    if old_random and _option_of_random is None:
+        _option_of_random = bool(getattr(jax.config, OPTION_OF_RANDOM))
+        jax.config.update(OPTION_OF_RANDOM, False)
+    if _installation is None:
+        installation = _new_installation()
+        installation.enter()
+        _installation = installation
+    if removed and _removed is None:
+        old = old_names.restoration()
+        old.enter()
+        _removed = old
 
 
 def uninstall() -> None:
@@ -148,7 +168,10 @@ def uninstall() -> None:
 
 
 def _put_back() -> None:
-    global _installation, _removed
+    global _installation, _removed, _option_of_random
+    if _option_of_random is not None:
+        jax.config.update(OPTION_OF_RANDOM, _option_of_random)
+        _option_of_random = None
     if _removed is not None:
         _removed.exit()
         _removed = None

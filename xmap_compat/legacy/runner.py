@@ -42,6 +42,13 @@ def run_program(args: Sequence[str]) -> None:
         raise
 
 
+def use_old_random() -> None:
+    """Let the program, and processes that it starts, draw the random numbers of jax 0.4."""
+    os.environ["JAX_THREEFRY_PARTITIONABLE"] = "0"  # JAX reads it at its import
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_threefry_partitionable", False)
+
+
 def _run_script(script: str) -> None:
     path = os.path.join(os.getcwd(), script)  # as Python does it: absolute, not normalized
     try:

@@ -56,6 +56,8 @@ def main(options: argparse.Namespace) -> int | None:
     program = program_of(options)
     if not program:
         options.error("no program is given")
+    if program[0] != "-m" and not os.path.exists(program[0]):
+        options.error(f"no such file: {program[0]}")
     report = Report(sys.stdout, options.brief)  # the program may change its sys.stdout
     atexit.register(report.finish)
     install_with_jax(lambda: _begin(report, options.mesh))

@@ -76,8 +76,8 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
         blocks = blocks[None]
         titles.insert(0, "")
         sizes.insert(0, 1)
-    further = [_title(array, k) for k in others]
-    titles.append(f"and {listed(further)}" if further else "")
+    further = listed(_in_words(array, k) for k in others)
+    titles.append(f"and {further}" if others else "")
     panels = []
     for index in np.ndindex(blocks.shape[:-3]):
         cut = [(k, at) for k, at in zip(others, index) if parts[k] > 1]
@@ -98,6 +98,11 @@ def _title(array: Array, k: int) -> str:
         title = f"{array.axes[k]} {title}"
     over = _split_axes(array)[k]
     return f"{title} over {listed(over)}" if over and over != (array.axes[k],) else title
+
+
+def _in_words(array: Array, k: int) -> str:
+    title = _title(array, k)
+    return title if array.axes[k] is not None else f"a dimension of {title} without a name"
 
 
 def mesh_array(mesh: _jax.AnyMesh) -> Array:

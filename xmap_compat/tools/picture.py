@@ -26,10 +26,10 @@ from xmap_compat.tools.grid import (
     mesh_array,
     ranges,
 )
-from xmap_compat.tools.plan import Array, Plan
+from xmap_compat.tools.plan import Array, Call, Plan
 from xmap_compat.tools.plan_text import alike_collectives, sent
 from xmap_compat.tools.search import Candidate, Candidates, usable_of
-from xmap_compat.tools.text import escape, listed, sent_in_words, show_bytes
+from xmap_compat.tools.text import axes_name, escape, listed, sent_in_words, show_bytes
 
 Colour = tuple[float, float]  # the hue, in degrees, and the lightness, in per cent
 
@@ -200,6 +200,7 @@ def _(plan: Plan) -> str:
     canvas.line(f"each device holds {show_bytes(held)} of arguments and results", room=ROOM)
     canvas.line(f"and sends {sent_in_words(plan.sent_over)}", room=ROOM)
     _draw_mesh(canvas, plan.mesh)
+    _draw_legend(canvas, drawn[:MAX_CALLS])
     for call in drawn[:MAX_CALLS]:
         of = "" if call.function == plan.function else f" of {call.function}"
         _draw_arrays(canvas, f"arguments{of}", call.arguments)
@@ -222,6 +223,30 @@ def _draw_mesh(canvas: _Canvas, whole: _jax.AnyMesh | None) -> None:
         part = [f"{name} {size} of {whole.shape[name]}" for name, size in mesh.shape.items()]
         canvas.line(f"a corner: {listed(part)}", room=ROOM)
     _draw_grid(canvas, mesh_array(mesh), "device")
+
+
+def _draw_legend(canvas: _Canvas, calls: Sequence[Call]) -> None:
+    """What the colours of blocks on several devices mean, as far as there are such blocks."""
+    if canvas.mesh is None:
+        return
+    shape = dict(canvas.mesh.shape)
+    longest = max(shape, key=shape.__getitem__)
+    others = axes_name(tuple(axis for axis in shape if axis != longest))
+    found: dict[str, list[int]] = {}
+    for call in calls:
+        for array in (*call.arguments, *call.results):
+            holders = block_holders(array, canvas.mesh)
+            block = holders.reshape(-1, holders.shape[-1])[0].tolist()
+            if 1 < len(block) < len(canvas.ids):
+                hues = {canvas.colours[k][0] for k in block}
+                found.setdefault(others if len(hues) > 1 else longest, block)
+    if found:
+        canvas.title("blocks on several devices")
+    for axis, block in found.items():
+        canvas.y += 17
+        fill = _shared([canvas.colours[k] for k in block])
+        canvas.rect(MARGIN, canvas.y - 10, 14, 12, stroke="#374151", fill=fill)
+        canvas.text(MARGIN + 20, canvas.y, f"the same place along {axis}", 11, "faint")
 
 
 def _draw_arrays(canvas: _Canvas, title: str, arrays: Sequence[Array]) -> None:

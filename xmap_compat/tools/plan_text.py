@@ -187,16 +187,16 @@ def _(found: Candidates) -> str:
 
 def _search_lines(found: Candidates, usable: Sequence[Candidate]) -> Iterator[str]:
     is_run = any(c.seconds for c in usable)
-    order = "the fastest first" if is_run else "the order is no judgement"
+    order = "the fastest first" if is_run else "the order is not a ranking"
     yield f"{plural(len(usable), 'assignment')} to {_show_mesh(found.mesh)}; {order}"
     yield (
-        "devices: those that do different work. held: arguments and results of the calls on a "
-        "device, exactly; not the peak. sent: by a device, over each axis"
+        "devices: how many devices do different work. held: arguments and results of the calls on "
+        "a device, exactly; not the peak. sent: by a device, over each axis"
     )
     if any(c.dominated for c in usable):
         yield (
-            "-: dominated: another one keeps as many devices busy, and has no larger figure and a "
-            "smaller one"
+            "-: dominated: another assignment keeps as many devices busy, is worse in no column and "
+            "better in one"
         )
     if found.memory is not None:
         which = "XLA's peak" if found.compiled else "held"

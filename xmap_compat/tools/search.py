@@ -21,6 +21,7 @@ from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import current_scope, parse_axis_resources
 from xmap_compat.errors import no_devices
 from xmap_compat.tools.plan import Plan, compile_step, figures_of, plan_of_step
+from xmap_compat.tools.progress import progress
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.text import axes_name, by_key, listed, show_bytes
 from xmap_compat.tools.transfers import sent_over
@@ -141,7 +142,7 @@ def search(
     it.
 
     Those that only exchange equal mesh axes are one.  *Dominated* ones come last; the order of the
-    others is no judgement.  An axis over several mesh axes takes them in the order of the mesh.
+    others is not a ranking.  An axis over several mesh axes takes them in the order of the mesh.
 
     Args:
       f_or_make: an xmapped function; or ``make(axis_resources)`` that returns the step, gradients
@@ -181,7 +182,7 @@ def search(
         make = _maker(f_or_make, args, fixed or {})
         name = api.name_of(f_or_make)
         task = _Task(name, make, args, scope, fixed or {}, memory, compiled)
-        assignments = _progress(task.assignments(), "search")
+        assignments = progress(task.assignments(), "assignments")
         found = _ranked(itertools.starmap(task.candidate, assignments))
         if measure:
             found = _ranked(task.measured(found, measure))
@@ -374,7 +375,7 @@ class _Task:
             except Exception as error:  # too little memory, or an argument that is elsewhere
                 done[k] = dataclasses.replace(found[k], refused=str(error) or repr(error))
         times: dict[int, list[float]] = {k: [] for k in compiled}
-        for _ in _progress(range(ROUNDS), "measure"):
+        for _ in progress(range(ROUNDS), "rounds of calls"):
             for k, step in compiled.items():
                 times[k].append(_seconds(step, self.args))
         for k, own in times.items():
@@ -427,15 +428,6 @@ def _seconds(compiled: Any, args: Any) -> float:
     begin = clock()
     jax.block_until_ready(compiled(*given))
     return clock() - begin
-
-
-def _progress(items: Any, title: str) -> Any:
-    """Items with a progress bar, if tqdm is installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return items
-    return tqdm(items, title, leave=False, delay=1)
 
 
 # ----------------------------------------------------------------------------- messages

@@ -138,9 +138,13 @@ def _widths(rows: Rows) -> list[int]:
     return widths
 
 
+# A number stays with its unit.
+_WITH_UNIT = re.compile(r"(\d) ([kMGTP]i?B?|B|us|ms|s)(?![^\s,])")
+
+
 def _longest_word(cell: str) -> int:
-    """Texts may be broken at white space and after commas."""
-    words = re.findall(r"[^\s,]+,?|,", cell)
+    """Texts may be broken at white space and after commas, but not before a unit."""
+    words = re.findall(r"[^ ,]+,?|,", _WITH_UNIT.sub("\\1\u00a0\\2", cell))
     return max(map(len, words), default=1)
 
 
@@ -149,6 +153,7 @@ def wrapped(text: str, width: int) -> list[str]:
     number.
     """
     lines: list[str] = []
+    text = _WITH_UNIT.sub("\\1\u00a0\\2", text)  # at which nothing is broken
     pieces = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
     for piece in pieces or [""]:
         while len(piece) > width:
@@ -157,7 +162,7 @@ def wrapped(text: str, width: int) -> list[str]:
             lines.append(piece[:at])
             piece = piece[at:]
         lines.append(piece)
-    return lines
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def _before_number(text: str, at: int) -> int:

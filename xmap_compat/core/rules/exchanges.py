@@ -17,7 +17,14 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, Factor, cast_to, laid_out_over, times_elements
+from xmap_compat.core.device import (
+    DeviceView,
+    Factor,
+    cast_to,
+    laid_out_over,
+    own_parts,
+    times_elements,
+)
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.specs import AxisNames
@@ -40,6 +47,7 @@ def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> Name
             times_elements(view, chunk.data, value.names, names), chunk.dims, chunk.names
         )
     else:
+        value = own_parts(view, value, names)
         value = laid_out_over(view, value, value.names | view.own(names))
         summed = NamedValue(
             lax.reduce_sum(value.data, value.dims_of(names)),

@@ -4,13 +4,17 @@ result``.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from xmap_compat.core import once
 from xmap_compat.core.collectives import COLLECTIVES, has_groups
-from xmap_compat.core.parameters import Params
+from xmap_compat.core.device import laid_out_over, own_parts
+from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.rules import contraction, device_primitives, exchanges, gathers, reductions
 from xmap_compat.core.rules.groups import IN_GROUPS
+from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import NamedValue
 
 TRANSLATIONS: dict[str, Callable[..., NamedValue]] = {
@@ -26,7 +30,33 @@ def translate(
     view: Any, primitive: str, params: Params, operands: Sequence[NamedValue]
 ) -> list[NamedValue]:
     """The results of a collective on one device."""
-    apply = (IN_GROUPS if has_groups(params) else TRANSLATIONS)[primitive]
+    in_groups = has_groups(params)
+    apply = (IN_GROUPS if in_groups else TRANSLATIONS)[primitive]
+    axes = axis_names(params)
+    if in_groups or primitive not in _COUNTING:
+        operands = [_in_parts(view, primitive, operand, axes) for operand in operands]
     if COLLECTIVES[primitive].joint or not operands:
-        return [apply(view, params, *operands)]
-    return [apply(view, params, operand) for operand in operands]
+        return [_with_ended(apply(view, params, *operands), operands, axes)]
+    return [_with_ended(apply(view, params, operand), [operand], axes) for operand in operands]
+
+
+# These multiply what is equal for all elements by their number, and know what exists once.
+_COUNTING = ("psum", "reduce_scatter", "pdot")
+
+
+def _in_parts(view, primitive, operand, axes):
+    """The operand of a collective: of what exists once each element puts in its part."""
+    parts = own_parts(view, operand, axes)
+    if primitive != "ppermute" or parts is operand:
+        return parts
+    # Equal parts that change places are still parts, which add up.
+    return laid_out_over(view, parts, parts.names.union(once.in_parts(operand.names, axes)))
+
+
+def _with_ended(result: NamedValue, operands: Sequence[NamedValue], axes: AxisNames) -> NamedValue:
+    """A result in whose names the cotangents that existed once have ended in the collective."""
+    before = frozenset().union(*(v.names for v in operands))
+    names = once.after_collective(before, axes, result.names)
+    if names == result.names:
+        return result
+    return dataclasses.replace(result, names=names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,10 +12,11 @@ from jax.custom_derivatives import SymbolicZero
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import collectives_of
+from xmap_compat.core.combining import may_combine
 from xmap_compat.core.derivatives import derivative
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import NamedValue, is_float0
+from xmap_compat.core.values import NamedValue, is_float0, is_smooth
 
 
 def only_arrays(fun):
@@ -42,21 +43,27 @@ def only_arrays(fun):
     return _jax.traced_as(fun, apply), restore
 
 
-def evaluate_callable(
-    ev: Evaluator,
-    fun: Callable[..., Any],
-    values: Sequence[NamedValue],
-    prepare: Callable[[Any, list[NamedValue]], list[NamedValue]] = lambda jaxpr, values: values,
-) -> list[NamedValue | None]:
-    """Trace a callable that a custom rule holds on positional types, then evaluate it on named
-    values.
+class StagedCallable(NamedTuple):
+    """A callable that a custom rule holds, as a program.
+
+    Attributes:
+      jaxpr: traced on positional types, of the arguments that are arrays.
+      operands: these arguments.
+      restore: puts None where results are no arrays.
+    """
+
+    jaxpr: Any
+    operands: list[NamedValue]
+    restore: Callable[[list[Any]], list[Any]]
+
+
+def staged_callable(
+    ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]
+) -> StagedCallable:
+    """Trace a callable that a custom rule holds on positional types.
 
     Tangents of integers (float0) and symbolic zeros are not operands of any equation: they are
     passed as constants, and are None in the results.
-
-    Args:
-      prepare: ``(jaxpr, values) -> values``: makes the values that the callable's jaxpr is
-      evaluated on.
     """
     dynamic = [v for v in values if not is_no_array(v)]
 
@@ -66,10 +73,22 @@ def evaluate_callable(
 
     traced, restore = only_arrays(_jax.traced_as(fun, on_dynamic))
     jaxpr = ev.stage(traced, [_positional_type(v) for v in dynamic])
-    dynamic = prepare(jaxpr, dynamic)
-    inputs = [v.names for v in dynamic]
+    return StagedCallable(jaxpr, dynamic, restore)
+
+
+def evaluate_staged(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+    """Evaluate a program that a custom rule traced late on named values."""
+    inputs = [v.names for v in operands]
     ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
-    return restore(ev.evaluate(jaxpr, dynamic))
+    return ev.evaluate(jaxpr, operands)
+
+
+def evaluate_callable(
+    ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]
+) -> list[NamedValue | None]:
+    """Trace a callable that a custom rule holds, then evaluate it on named values."""
+    staged = staged_callable(ev, fun, values)
+    return staged.restore(evaluate_staged(ev, staged.jaxpr, staged.operands))
 
 
 # Collectives are found up to this order of derivatives: many rules call their own function without
@@ -91,25 +110,38 @@ def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
     )
 
 
-def collectives_within(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[AxisName]:
+def collectives_within(
+    ev: Evaluator, eqn: Any, order: int = 1, differentiable: bool = False
+) -> frozenset[AxisName]:
     """Every axis name that collectives in an equation, and in the custom rules inside of it,
     mention.
 
-    A rule that cannot be traced by itself may have a collective over any axis.
+    A rule that cannot be traced by itself may have a collective over any axis, and so may an
+    operation whose batching rule combines elements.
+
+    Args:
+      differentiable: whether to leave out such operations if their results have no derivative.
     """
-    if (eqn, order) not in ev.rule_names:
+    key = (eqn, order, differentiable)
+    if key not in ev.rule_names:
         inner = [e for held in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(held)[0].eqns]
-        names = [collectives_of(eqn), *(collectives_within(ev, e, order) for e in inner)]
+        names = [
+            collectives_of(eqn),
+            *(collectives_within(ev, e, order, differentiable) for e in inner),
+        ]
+        counts = not differentiable or any(is_smooth(v.aval) for v in eqn.outvars)
+        if counts and may_combine(eqn):
+            names.append(frozenset(ev.view.placements))
         if order <= _ORDERS and isinstance(
             _jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)
         ):
             try:
                 of_rule = _jax.open_jaxpr(derivative(ev.stage, eqn))[0].eqns
-                names += [collectives_within(ev, e, order + 1) for e in of_rule]
+                names += [collectives_within(ev, e, order + 1, differentiable) for e in of_rule]
             except Exception:
                 names.append(frozenset(ev.view.placements))
-        ev.rule_names[eqn, order] = frozenset().union(*names)
-    return ev.rule_names[eqn, order]
+        ev.rule_names[key] = frozenset().union(*names)
+    return ev.rule_names[key]
 
 
 def is_no_array(value: NamedValue) -> bool:

@@ -18,9 +18,17 @@ summed, it would be 6.)
 *A cotangent that exists once, of a collective*: ``g(x, w) = psum(x * w, 'i')`` is 9 for both
 elements, and one cotangent arrives for both, 1.  A rule may say ``bwd(ct) = (psum(ct, 'i') * w,
 ...)``, as the transpose of a psum is a psum where each element has its own cotangent, which add up
-to what arrived here as 1.  Summing the one value over two elements would give 2.  So the cotangent
-has ``COTANGENT`` among its names: a ``psum`` of such a value over an axis that it does not vary
-over is the value itself.  The gradient of ``x`` is ``[3, 3]``.
+to what arrived here as 1.  Summing the one value over two elements would give 2.  Or it may say
+``(ct * w, ...)``, as each element's ``x`` has its part in the one sum.  Both mean ``[3, 3]``.  So:
+
+    A value that is made from the cotangent, and does not vary over the axis, stands in a collective
+    over it for the elements' own values, which add up to it.  Where it meets a varying value first,
+    each element uses the whole.  What a collective has made is a value as any other.
+
+So ``psum(ct)``, ``all_gather(ct).sum()`` and ``psum(ppermute(ct))`` are 1, ``psum(psum(ct))`` is 2,
+and ``psum(ct * x)`` is 3, the whole times each element of ``x``.  A psum returns the whole; in any
+other collective each element puts in an equal part (:func:`~xmap_compat.core.device.own_parts`).
+The names of values say which these are: :mod:`xmap_compat.core.once`.
 
 *A cotangent that exists once, and no collective*: ``h(x, w) = (x * w, w * w)``, ``bwd(ct, du) = (ct
 * w, ct * x + du * 2 * w)``. Device 0 would compute 1 + 6 for the weight, device 1 computes 2 + 6,
@@ -29,8 +37,18 @@ one of them takes its cotangent (:func:`_at_first_element`): 1 + 6 and 2 + 0, wh
 
 *A rule that sums, and has a term of its own*: ``f(w) = psum(w, 'i') + w``, ``bwd(ct) = psum(ct,
 'i') + ct``.  Nothing varies, and one cotangent arrives, 1.  What the rule means for an element is
-the sum of all cotangents, and its own one.
-So one element takes the cotangent here, too: 1 + 1 and 1 + 0, which varies, and adds up to 3.
+the sum of all cotangents, and its own one.  So:
+
+    If one result of the rule depends on the cotangent by a collective in which it stands for the
+    elements' own, and without any collective, each element has its own value, an equal part, in
+    all of that result.  This is decided for each result, and each axis, alone.
+
+Both elements have 1 + 1/2, which varies, and adds up to 3.  A ring of ``ppermute`` that adds up
+what comes by is of this kind, too, and so is a collective of what exists once and of what another
+collective made, or of a cotangent that varies: ``psum(psum(ct) + ct)``.
+
+What depends on how the cotangent is divided among the elements, as ``psum(ct) + ct`` for a mapped
+operand, has no right value.  It has one value under all placements, by equal parts.
 
 Where results of both kinds meet in one function, the rule, which is linear in its cotangents, is
 applied to each kind by itself, and the results are added (:func:`_cases_of`, :func:`_apply_rule`).
@@ -39,7 +57,6 @@ applied to each kind by itself, and the results are added (:func:`_cases_of`, :f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -47,21 +64,23 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
+from xmap_compat.core import once
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.collectives import collectives_in, collectives_of
-from xmap_compat.core.device import laid_out
+from xmap_compat.core.device import laid_out, laid_out_over, own_parts
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.names import NONE, Names
-from xmap_compat.core.placement import Placement, is_of_devices
+from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.rules.reductions import sum_over
 from xmap_compat.core.structured.callables import (
-    evaluate_callable,
+    evaluate_staged,
     is_no_array,
     only_arrays,
     positional_zero,
+    staged_callable,
 )
-from xmap_compat.core.values import COTANGENT, NamedValue
+from xmap_compat.core.values import NamedValue
 
 
 def cotangents_of_operands(
@@ -70,17 +89,14 @@ def cotangents_of_operands(
     """The cotangents of a function's operands; ``wanted``: dims, names, dtype of each that is
     differentiated.
     """
-    results = {}
+    summands: dict[int, list[NamedValue | None]] = {k: [] for k in wanted}
     for own_names in dict.fromkeys(names for _, names, _ in wanted.values()):
-        cases = _cases_of(ev.view, jaxpr, residuals, cotangents, own_names)
-        results[own_names] = [
-            _apply_rule(ev, rule, residuals, cotangents, case, own_names) for case in cases
-        ]
-    terms = {
-        k: [_cotangent_like(ev, outs[k], *layout) for outs in results[layout[1]]]
-        for k, layout in wanted.items()
-    }
-    return {k: _added(summands) for k, summands in terms.items()}
+        alike = [k for k, (_, names, _) in wanted.items() if names == own_names]
+        for case in _cases_of(ev.view, jaxpr, residuals, cotangents, own_names):
+            outs = _apply_rule(ev, rule, residuals, cotangents, case, alike)
+            for k in alike:
+                summands[k].append(_cotangent_like(ev, outs[k], *wanted[k]))
+    return {k: _added(terms) for k, terms in summands.items()}
 
 
 def _cases_of(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
@@ -98,9 +114,7 @@ def _cases_of(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, N
       Cases, each with cotangents by the number of their result; missing ones are zero.  There is at
       least one case; cotangents of integers, and those known to be zero, are in none.
     """
-    together = (
-        frozenset().union(*(v.names for v in (*residuals, *cotangents))) - {COTANGENT} - own_names
-    )
+    together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - own_names
     cases: dict[Names, dict[int, NamedValue]] = {}
     for k, (ct, collectives) in enumerate(
         zip(cotangents, _collectives_of_results(jaxpr), strict=True)
@@ -113,13 +127,12 @@ def _cases_of(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, N
     return list(cases.values()) or [{}]
 
 
-def _apply_rule(ev, rule, residuals, cotangents, case, own_names):
-    """The results of a backward rule for operands that vary over ``own_names``.
+def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
+    """The results of a backward rule for the operands ``wanted``, by their numbers.
 
     The rule is linear in the cotangents: where some of them are zero, its derivative along the
     others is used.
     """
-    own = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
     zeros = {k: positional_zero(ct) for k, ct in enumerate(cotangents)}
 
     def rule_of_case(*args):
@@ -131,45 +144,47 @@ def _apply_rule(ev, rule, residuals, cotangents, case, own_names):
             return restore(apply(*cts))
         return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, cts)), tuple(cts))[1])
 
-    def at_one_element(jaxpr, values):
-        is_cotangent = [COTANGENT in v.names for v in values]
-        axes = frozenset(
-            n for n in ev.view.placements if not is_of_devices(n)
-        )  # over devices nested xmaps sum
-        each = _summed_in_part(jaxpr, is_cotangent) & axes - own_names
-        if all(
-            collectives_in(jaxpr) & axes <= v.names for v, ct in zip(values, is_cotangent) if ct
-        ):  # none is summed
-            values = [dataclasses.replace(v, names=v.names - {COTANGENT}) for v in values]
-        return [
-            _at_first_element(ev.view, v, each - v.names) if ct else v
-            for v, ct in zip(values, is_cotangent)
-        ]
-
     rule_of_case = _jax.traced_as(rule, rule_of_case)
-    return evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *own], at_one_element)
+    staged = staged_callable(ev, rule_of_case, [*residuals, *case.values()])
+    # The collectives of nested xmaps over devices count each device, as these have it.
+    own_axes = frozenset(n for n in ev.view.placements if not is_of_devices(n))
+    axes = collectives_in(staged.jaxpr) & own_axes
+    first = len(staged.operands) - len(case)
+    if all(axes <= ct.names for ct in staged.operands[first:]):
+        return staged.restore(evaluate_staged(ev, staged.jaxpr, staged.operands))
+    return _apply_where_once(_knowing_once(ev, axes), staged, first, axes, wanted)
 
 
-def _summed_in_part(jaxpr: Any, is_cotangent: Sequence[bool]) -> Names:
-    """The axes over which a result of a rule depends on a cotangent both by a collective and
-    without one.
+def _apply_where_once(ev, staged, first, axes, wanted):
+    """The results of a backward rule whose cotangents, from operand ``first`` on, exist once along
+    some axes.
     """
-    body, _ = _jax.open_jaxpr(jaxpr)
-    paths: dict[Any, set[Names]] = {
-        v: {NONE} for v, ct in zip(body.invars, is_cotangent) if ct
-    }  # axes on each
-    read = lambda v: set() if isinstance(v, _jax.Literal) else paths.get(v, set())  # noqa: E731
-    for eqn in body.eqns:
-        over, before = collectives_of(eqn), set[Names]().union(*map(read, eqn.invars))
-        after = {path | over for path in before}
-        if any(
-            True for _ in _jax.subjaxprs(eqn.params)
-        ):  # some of its values may pass no collective
-            after |= before
-        paths.update(dict.fromkeys(eqn.outvars, after))
-    return NONE.union(
-        *(path ^ other for v in body.outvars for path in read(v) for other in read(v))
-    )
+
+    def operands_in_parts_over(apart):
+        cts = [_once_in(ev.view, ct, axes, apart) for ct in staged.operands[first:]]
+        return [*staged.operands[:first], *cts]
+
+    inputs = [v.names for v in operands_in_parts_over(NONE)]
+    names = ev.checker.check(staged.jaxpr, inputs)
+    both_ways = staged.restore([once.used_both_ways(own) for own in names])
+    outs: dict[Names, list[NamedValue | None]] = {}
+    for k in wanted:
+        apart = both_ways[k] or NONE
+        if apart not in outs:
+            operands = operands_in_parts_over(apart)
+            outs[apart] = staged.restore(evaluate_staged(ev, staged.jaxpr, operands))
+    return {k: outs[both_ways[k] or NONE][k] for k in wanted}
+
+
+def _once_in(view, cotangent, axes, apart):
+    """A cotangent that exists once along ``axes``; along ``apart`` each element has its part."""
+    missing = axes - cotangent.names
+    existing = dataclasses.replace(cotangent, names=once.with_once(cotangent.names, axes))
+    missing = missing & apart
+    if not missing:
+        return existing
+    parts = own_parts(view, existing, missing)
+    return laid_out_over(view, parts, parts.names | missing)
 
 
 def _added(values):
@@ -199,13 +214,12 @@ def _at_first_element(view, value, names):
     )
 
 
-def _with_cotangents(ev: Evaluator) -> Evaluator:
-    """An evaluator that knows ``COTANGENT``, as an axis of one element."""
-    placements = {**ev.view.placements, COTANGENT: Placement(COTANGENT, 1)}
+def _knowing_once(ev: Evaluator, axes: Names) -> Evaluator:
+    """An evaluator for cotangents that exist once along these axes, which their names say."""
+    placements = {**ev.view.placements, **once.placements_of_once(axes)}
     view = dataclasses.replace(ev.view, placements=placements)
-    return dataclasses.replace(
-        ev, view=view, checker=dataclasses.replace(ev.checker, placements=placements)
-    )
+    checker = dataclasses.replace(ev.checker, placements=placements)
+    return dataclasses.replace(ev, view=view, checker=checker)
 
 
 def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
@@ -216,7 +230,7 @@ def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> Nam
     """
     if cotangent is None:
         return None
-    cotangent = dataclasses.replace(cotangent, names=cotangent.names - {COTANGENT})
+    cotangent = dataclasses.replace(cotangent, names=once.without_once(cotangent.names))
     if extra := cotangent.names - names:
         cotangent = sum_over(ev.view, cotangent, sorted(extra, key=str))
     cotangent = laid_out(ev.view, cotangent, dims, names)

@@ -11,27 +11,32 @@ import argparse
 import difflib
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from xmap_compat.tools.check import checker, editor, facts, findings, report, table
+from xmap_compat.tools.progress import progress
 from xmap_compat.tools.source.reading import Program, read
 
 CLEAN, FOUND, WRONG, LEFT = 0, 1, 2, 3
 NOT_SEEN = (
-    "Not seen: names made at run time, uses after the error of an import was caught, and installed packages.\n"
+    "Not seen: names made at run time, uses in code that catches ImportError, and installed "
+    "packages.\n"
     "`python -m xmap_compat check --report SCRIPT` runs a program, and lists all that it looks up."
 )
-HOW = "run it with `python -m xmap_compat SCRIPT`, or rewrite it with `python -m xmap_compat check --fix PATH`"
+HOW = (
+    "run it with `python -m xmap_compat SCRIPT`, "
+    "or rewrite it with `python -m xmap_compat check --fix PATH`"
+)
+EXIT_CODES = (
+    "Exit code: 0 nothing would stop a run under install(), 1 something would, 2 wrong call, "
+    "3 not all fixed."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
-    parser.epilog = (
-        "Exit code: 0 nothing that a run under install() dies of, 1 something, "
-        "2 wrong call, 3 not all fixed."
-    )
+    parser.epilog = EXIT_CODES
     parser.add_argument(
         "paths", nargs="*", type=Path, metavar="PATH", help="files, and folders of programs"
     )
@@ -50,32 +55,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Check files, or run a program and report; returns the exit code."""
+    if args.report:
+        return report.main(args.report)
     if args.report is not None:
-        return (
-            report.main(args.report)
-            if args.report
-            else _wrong("--report needs a SCRIPT, or -m MODULE")
-        )
+        return _wrong("--report needs a SCRIPT, or -m MODULE")
+    if not args.paths:
+        return _wrong("no PATH is given")
     missing = [str(path) for path in args.paths if not path.exists()]
-    if missing or not args.paths:
-        return _wrong(
-            f"no such file or folder: {', '.join(missing)}" if missing else "no PATH is given"
-        )
+    if missing:
+        return _wrong(f"no such file or folder: {', '.join(missing)}")
     try:
         checked = findings.check(args.paths, _with_progress)
     except (checker.NoChecker, facts.NoJax) as error:
         return _wrong(str(error))
+    if not checked.programs:
+        return _wrong(f"0 files: no Python file or notebook in {', '.join(map(str, args.paths))}")
     if args.fix or args.diff:
         return _fix(checked, args.fix, not args.no_install)
     if args.output_format == "json":
-        print(
-            json.dumps(
-                {"jax": checked.jax, "findings": [*_as_json(checked)], "not seen": NOT_SEEN},
-                indent=1,
-            )
-        )
+        print(json.dumps(_as_json(checked), indent=1))
     else:
-        print(*checked.reported, _summary(checked), sep="\n")
+        print(*checked.reported, *_guarded_lines(checked), _summary(checked), sep="\n")
     return FOUND if any(finding.dies for finding in checked.reported) else CLEAN
 
 
@@ -85,37 +85,52 @@ def _wrong(message: str) -> int:
 
 
 def _with_progress(programs: list[Program]) -> Iterator[Program]:
-    """The programs that speak of JAX, with a bar on a terminal."""
-    shown, last = sys.stderr.isatty() and len(programs) > 20, len(programs)
-    for number, program in enumerate(programs, start=1):
-        yield program
-        if shown and (number % 10 == 0 or number == last):
-            bar = "#" * (30 * number // last)
-            print(
-                f"\r[{bar:30}] {number} of {last} files",
-                end="\n" * (number == last),
-                file=sys.stderr,
-                flush=True,
-            )
+    return progress(programs, "files")
+
+
+def _guarded_lines(checked: findings.Checked) -> list[str]:
+    if not checked.guarded:
+        return []
+    return ["guarded, and no finding:", *map(str, checked.guarded)]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _summary(checked: findings.Checked) -> str:
-    names = Counter(finding.dies for finding in checked.reported)
-    counts = (names.total(), "use"), (len(checked.programs), "file")
-    uses, files = (f"{count} {of}{'s' * (count != 1)}" for count, of in counts)
-    found = f"{uses} of removed names" if checked.reported else "No removed name found"
-    restored = f"; install() restores all:\n{HOW}" if checked.reported else ""
-    by_hand = f": {names[True]} to change by hand, {names[False]} that install() restores"
-    return (
-        f"{found} in {files} (jax {checked.jax}){by_hand if names[True] else restored}.\n{NOT_SEEN}"
-    )
+    found = "No removed name found"
+    then = ""
+    unread = [finding for finding in checked.reported if finding.gone.kind == table.ERROR]
+    uses = len(checked.reported) - len(unread)
+    by_hand = sum(finding.dies for finding in checked.reported) - len(unread)
+    if uses:
+        found = f"{_counted(uses, 'use')} of removed names"
+        then = f"; install() restores all:\n{HOW}"
+    if by_hand:
+        then = f": {by_hand} to change by hand, {uses - by_hand} that install() restores"
+    if unread:
+        then += f"; {_counted(len(unread), 'error')} in files that cannot be read"
+    files = _counted(len(checked.programs), "file")
+    return f"{found} in {files} (jax {checked.jax}){then}.\n{NOT_SEEN}"
 
 
-def _as_json(checked: findings.Checked) -> Iterator[dict[str, object]]:
-    for finding in checked.reported:
-        own = {name: getattr(finding, name) for name in ("cell", "line", "column", "dies")}
-        gone = {name: getattr(finding.gone, name) for name in ("name", "kind", "until", "remedy")}
-        yield {"path": str(finding.path), **own, **gone}
+def _as_json(checked: findings.Checked) -> dict[str, object]:
+    return {
+        "jax": checked.jax,
+        "findings": [_finding_as_json(finding) for finding in checked.reported],
+        "guarded": [_finding_as_json(finding) for finding in checked.guarded],
+        "not seen": NOT_SEEN,
+    }
+
+
+def _finding_as_json(finding: findings.Finding) -> dict[str, object]:
+    shown: dict[str, object] = {"path": str(finding.path)}
+    for name in ("cell", "line", "column", "dies"):
+        shown[name] = getattr(finding, name)
+    for name in ("name", "kind", "until", "remedy"):
+        shown[name] = getattr(finding.gone, name)
+    return shown
 
 
 def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
@@ -125,12 +140,17 @@ def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
             path.write_bytes(new)
             print(f"rewritten: {path}")
         else:
-            before, after = (read(path, data).text.splitlines(True) for data in (None, new))
-            sys.stdout.writelines(difflib.unified_diff(before, after, str(path), str(path), n=1))
+            sys.stdout.writelines(_difference(path, new))
     errors = [finding for finding in checked.findings if finding.gone.kind == table.ERROR]
-    left = [f"{finding}{'; needs install()' * (not finding.dies)}" for finding in fixed.left]
-    done = (
-        f"{'' if write else 'would be '}rewritten: {len(fixed.contents)}, names left: {len(left)}"
-    )
-    print(*errors, *left, f"Files {done}.\n{NOT_SEEN}", sep="\n")
-    return LEFT if left else FOUND if errors else CLEAN
+    done = "rewritten" if write else "would be rewritten"
+    summary = f"Files {done}: {len(fixed.contents)}, names left: {len(fixed.left)}."
+    print(*errors, *fixed.notes, *fixed.left, summary, NOT_SEEN, sep="\n")
+    if fixed.left:
+        return LEFT
+    return FOUND if errors else CLEAN
+
+
+def _difference(path: Path, new: bytes) -> Iterator[str]:
+    before = read(path).text.splitlines(True)
+    after = read(path, new).text.splitlines(True)
+    return difflib.unified_diff(before, after, str(path), str(path), n=1)

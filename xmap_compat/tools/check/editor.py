@@ -8,40 +8,41 @@ import ast
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from xmap_compat.tools.check import table
+from xmap_compat.tools.check import calls, guards, table
 from xmap_compat.tools.check.findings import Checked, Finding
-from xmap_compat.tools.source.bindings import Names, text_of
+from xmap_compat.tools.source.bindings import Names
 from xmap_compat.tools.source.layout import Edit, applied, before_jax, in_place_of, replacing
 from xmap_compat.tools.source.reading import Program, read
 
 INSTALL = "import xmap_compat; xmap_compat.install()"
 MESHES = (f"{table.MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
-# What may take a name away from the axes that a result varies over.
-_REDUCES = re.compile(r"\b(psum|pmean|pmax|pmin|pdot|xeinsum|all_gather|pargmax|pargmin|einsum)\b")
-# Keywords that are more than another name of the same: of pjit and its constraint.
-_SAME_KEYWORDS = {
-    gone.name: gone.now
-    for gone in table.KEYWORDS.values()
-    if gone.now and ".pjit." not in gone.name
-}
+# Modules that `import jax` does not import.
+_APART = ("jax.extend", "jax.example_libraries", "collections")
 # Where a mesh class is a value: ours is another class than JAX's.
 _COMPARES = re.compile(
-    r"\b(isinstance|issubclass|type|__class__|case|register)\b.*\bMesh\b|[{,] *(\w+\.)*Mesh *[]:,}]|: Mesh\): return"
+    r"\b(isinstance|issubclass|type|__class__|case|register)\b.*\bMesh\b|[{,] *(\w+\.)*Mesh *[]:,}]"
+    r"|: Mesh\): return"
 )
+_OTHER_CLASS = "needs xmap_compat.install(): the class of a mesh is compared, and ours is another"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """What fixing some files gives."""
+    """What fixing some files gives.
 
-    contents: dict[Path, bytes]  # the new contents of the files that need one
-    left: tuple[
-        Finding, ...
-    ]  # what it could not mend, each with ``path``, ``line``, ``gone.name``, ``gone.remedy``
+    Attributes:
+      contents: the new contents of the files that need one.
+      left: what it could not mend, each with ``path``, ``line``, ``gone.name``, ``gone.remedy``.
+      notes: why an import stays, a line each.
+    """
+
+    contents: dict[Path, bytes]
+    left: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
 
 
 def fixed(checked: Checked, install: bool = True, keep: Collection[str] = ()) -> Fixed:
@@ -52,118 +53,160 @@ def fixed(checked: Checked, install: bool = True, keep: Collection[str] = ()) ->
       is in ``left``.
       keep: dotted removed names that stay as they are.
     """
-    contents, left = {}, []
+    contents: dict[Path, bytes] = {}
+    left: list[Finding] = []
+    notes: list[str] = []
+    by_path: dict[Path, list[Finding]] = defaultdict(list)
+    for finding in checked.findings:
+        if finding.gone.name not in keep:
+            by_path[finding.path].append(finding)
     for program in checked.programs:
-        found = [f for f in checked.findings if f.path == program.path and f.gone.name not in keep]
+        found = by_path[program.path]
         if not found or program.errors:
             continue
-        file = _File(program, found, set(_taken(program.path, checked.programs)))
+        file = _File(program, found, _taken(program.path, checked.programs))
         edits = [*file.edits, *before_jax(program.tree, file.lines(install))]
-        new = applied(program.path.read_bytes(), str(program.path), edits) if edits else b""
-        if read(program.path, new).errors:
-            left += found
-            continue
-        contents.update({program.path: new} if edits else {})
-        left += file.left + file.installed * (not install)
-    return Fixed(contents, tuple(left))
+        if edits:
+            new = applied(program.path.read_bytes(), str(program.path), edits)
+            if read(program.path, new).errors:
+                left += found
+                continue
+            contents[program.path] = new
+        left += file.left
+        if install:
+            notes += file.notes
+        else:
+            left += file.installed
+    return Fixed(contents, tuple(left), tuple(notes))
 
 
-def _taken(path: Path, programs: Iterable[Program]) -> Iterator[str]:
+def _taken(path: Path, programs: Iterable[Program]) -> set[str]:
     """The names that other files, given or beside this one, take from this one."""
     beside = [read(other) for other in sorted(path.parent.glob("*.py"))[:500]]
     stem = re.escape(path.stem)
+    imported = re.compile(rf"(?m)^\s*from\s+[.\w]*\b{stem}\s+import\s+\(?([^\n)]*)")
+    attribute = re.compile(rf"\b{stem}\.(\w+)")
+    taken: set[str] = set()
     for text in {program.text for program in (*programs, *beside) if program.path != path}:
         if path.stem in text:
-            for names in re.findall(
-                rf"(?m)^\s*from\s+[.\w]*\b{stem}\s+import\s+\(?([^\n)]*)", text
-            ):
-                yield from re.findall(r"\w+", names)
-            yield from re.findall(rf"\b{stem}\.(\w+)", text)
+            for names in imported.findall(text):
+                taken.update(re.findall(r"\w+", names))
+            taken.update(attribute.findall(text))
+    return taken
 
 
 class _File:
-    """The edits of one file."""
+    """The edits of one file.
+
+    Attributes:
+      edits: the edits, without the call of ``install()``.
+      left: what only a hand can change.
+      installed: what only ``install()`` gives.
+      notes: why an import stays.
+    """
 
     def __init__(self, program: Program, findings: list[Finding], taken: set[str]):
-        self._text, self._lines = program.text, program.text.split("\n")
+        self._program = program
+        self._lines = program.text.split("\n")
         self._names = Names(program.tree)
-        self._exported = taken | {text for node in self._names.nodes if (text := text_of(node))}
+        self._exported = taken | calls.texts_in(self._names)
         self._rewritten: set[ast.AST] = set()
         self._added: set[str] = set()
         self.edits: list[Edit] = []
         self.left: list[Finding] = []
         self.installed: list[Finding] = []
-        # Only the xmap of install() accepts results that vary over an axis which their out_axes do
-        # not name.
-        undeclared = "axis_resources" in program.text and not _REDUCES.search(program.text)
-        self._differs = {f"{table.MAPS}.xmap"} if undeclared else set()
-        self._differs |= {*MESHES} if _COMPARES.search(program.text) else set()
-        of_aliases = {
-            finding.node: finding for finding in findings if isinstance(finding.node, ast.alias)
-        }
+        self.notes: list[str] = []
+        self._why_kept = self._reasons(findings)
+        of_aliases: dict[Any, Finding] = {}
         for finding in findings:
-            if finding.node not in of_aliases:
+            if isinstance(finding.node, ast.alias):
+                of_aliases[finding.node] = finding
+            elif finding.node not in self._rewritten:
                 self._use(finding)
-        for statement in {self._names.parents[alias]: None for alias in of_aliases}:
+        for statement in dict.fromkeys(self._names.parents[alias] for alias in of_aliases):
             self._import(statement, of_aliases)
 
     def lines(self, install: bool) -> list[str]:
         """The imports that its edits need, and the call of ``install()``."""
         installs = [INSTALL] if self.installed and install else []
-        return [
-            f"import {name}"
-            for name in sorted(self._added)
-            if f"import {name};" not in str(installs)
-        ] + installs
+        added = sorted(self._added - ({"xmap_compat"} if installs else set()))
+        return [f"import {name}" for name in added] + installs
+
+    def _reasons(self, findings: list[Finding]) -> dict[str, str]:
+        """Why names that have one today stay as they are, by the name."""
+        found: dict[str, str] = {}
+        names = {finding.gone.name for finding in findings}
+        if calls.XMAP in names or table.MAPS in names:
+            asked = calls.read_calls(self._names)
+            self.edits += asked.edits
+            self._rewritten |= asked.covered
+            for line, words in asked.reasons[:1]:
+                _, own_line = self._program.where(line)
+                why = f"needs xmap_compat.install(): line {own_line}: {words}"
+                found[calls.XMAP] = why
+        if _COMPARES.search(self._program.text):
+            found |= dict.fromkeys(MESHES, _OTHER_CLASS)
+        return found
 
     def _leave(self, finding: Finding) -> None:
         """Not rewritten: ``install()`` gives the name, or a hand has to."""
         if finding.dies:
             self.left.append(finding)
-        elif finding.gone.kind != table.GONE and (not finding.guarded or finding.caught):
+        elif finding.gone.kind != table.GONE and finding.guard in ("", guards.CAUGHT):
+            why = self._why_kept.get(finding.gone.name)
+            if why is not None:
+                gone = dataclasses.replace(finding.gone, remedy=why)
+                finding = dataclasses.replace(finding, gone=gone, guard="")
+                self.notes.append(str(finding))
             self.installed.append(finding)
 
     def _now(self, finding: Finding) -> str:
         """Today's name of the same object, if it means the same here."""
-        return "" if finding.gone.name in self._differs else finding.gone.now
+        return "" if finding.gone.name in self._why_kept else finding.gone.now
 
     # ------------------------------------------------------------------------------- uses
 
     def _use(self, finding: Finding) -> None:
-        node, now = finding.node, self._now(finding)
-        if isinstance(node, ast.keyword) and finding.gone.name in _SAME_KEYWORDS and node.arg:
-            at = node.lineno, node.col_offset
-            self.edits.append(
-                Edit(at, (at[0], at[1] + len(node.arg)), _SAME_KEYWORDS[finding.gone.name])
-            )
-        elif (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.ctx, ast.Load)
-            and now
-            and self._attribute(node, now)
-        ):
+        node = finding.node
+        now = self._now(finding)
+        if isinstance(node, ast.keyword) and self._keyword(node, finding.gone):
+            return
+        is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if is_read and now and self._attribute(node, now):
             self._rewritten.add(node)
         else:
             self._leave(finding)
 
+    def _keyword(self, keyword: ast.keyword, gone: table.Gone) -> bool:
+        """Write today's keyword; whether it takes the same values."""
+        if keyword.arg is None or not gone.now:
+            return False
+        if ".pjit." in gone.name:
+            spec = calls.spec_of_none(self._names, keyword.value)
+            if spec is None or ".pjit.pjit" not in gone.name:
+                return False
+            nones = calls.nones_in(keyword.value)
+            if nones and spec.startswith("jax."):
+                self._added.add("jax")
+            self.edits += [replacing(node, spec) for node in nones]
+        start = keyword.lineno, keyword.col_offset
+        end = keyword.lineno, keyword.col_offset + len(keyword.arg)
+        self.edits.append(Edit(start, end, gone.now))
+        return True
+
     def _attribute(self, node: ast.Attribute, now: str) -> bool:
         """Write today's name; whether its first part can be had."""
         module, _, last = now.rpartition(".")
-        root = now.split(".")[0]
+        root = now.partition(".")[0]
         if self._names.dotted(node.value) == module:
             line, column = replacing(node, "").end
             self.edits.append(Edit((line, column - len(node.attr.encode())), (line, column), last))
             return True
         if self._names.bound.get(root) and self._names.meaning(root) != root:
             return False
-        needed = (
-            module
-            if module.startswith(("jax.extend", "jax.example_libraries", "collections"))
-            else root
-        )
-        if not re.search(
-            rf"(?m)^import (.*, *)?{re.escape(needed)}(\.\w+)*\s*(,|;|#|$)", self._text
-        ):
+        needed = module if module.startswith(_APART) else root
+        there = rf"(?m)^import (.*, *)?{re.escape(needed)}(\.\w+)*\s*(,|;|#|$)"
+        if not re.search(there, self._program.text):
             self._added.add(needed)
         self.edits.append(replacing(node, now))
         return True
@@ -178,41 +221,58 @@ class _File:
 
     def _is_used(self, local: str) -> bool:
         """Whether something still reads a name of this file."""
-        names = (n for n in self._names.nodes if isinstance(n, ast.Name) and n.id == local)
-        return local in self._exported or any(
-            not isinstance(n.ctx, ast.Store) and self._stays(n) for n in names
-        )
+        if local in self._exported:
+            return True
+        for node in self._names.nodes:
+            is_read = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
+            if is_read and node.id == local and self._stays(node):
+                return True
+        return False
 
-    def _import(self, statement: Any, findings: dict[ast.alias, Finding]) -> None:
-        home = (
-            f"from {statement.module} import "
-            if isinstance(statement, ast.ImportFrom)
-            else "import "
-        )
-        heads: dict[str, list[str]] = defaultdict(list)  # the new statements
+    def _import(self, statement: Any, findings: dict[Any, Finding]) -> None:
+        """Edit a statement that imports removed names."""
+        head = "import "
+        if isinstance(statement, ast.ImportFrom):
+            head = f"from {statement.module} import "
+        heads: dict[str, dict[str, None]] = defaultdict(dict)  # the new statements
         for alias in statement.names:
-            finding, local = findings.get(alias), alias.asname or alias.name
-            now, used = self._now(finding) if finding else "", True
-            if home != "import " or alias.asname:
-                used = self._is_used(local)
-            else:  # `import a.b` serves whole names
-                whole = (n for n in self._names.nodes if isinstance(n, ast.Attribute))
-                stays = any(self._stays(n) for n in whole if self._names.dotted(n) == alias.name)
-                now, local = "" if stays else now or "jax", ""
-            module, _, last = now.rpartition(".")
-            if finding is None or (used and not now):
-                heads[home].append(ast.unparse(alias))
+            finding = findings.get(alias)
+            new = self._imported(head, alias, finding) if finding else None
+            if new is None:
+                heads[head][ast.unparse(alias)] = None
                 if finding:
                     self._leave(finding)
-            elif used and module and home != "import ":
-                heads[f"from {module} import "].append(
-                    last if last == local else f"{last} as {local}"
-                )
-            elif used:
-                heads["import "].append(f"{now} as {local}" if local not in ("", now) else now)
-        if heads != {home: [ast.unparse(alias) for alias in statement.names]}:
+            elif new:
+                heads[new[0]][new[1]] = None
+        if heads != {head: dict.fromkeys(ast.unparse(alias) for alias in statement.names)}:
             self._rewritten.add(statement)
-            new = [head + ", ".join(dict.fromkeys(names)) for head, names in heads.items()]
-            self.edits.append(
-                in_place_of(statement, self._names.parents[statement], self._lines, new)
-            )
+            new_statements = [start + ", ".join(names) for start, names in heads.items()]
+            parent = self._names.parents[statement]
+            self.edits.append(in_place_of(statement, parent, self._lines, new_statements))
+
+    def _imported(
+        self, head: str, alias: ast.alias, finding: Finding
+    ) -> tuple[str, str] | tuple[()] | None:
+        """The head of an import and what it imports, in the place of a removed name: nothing where
+        nothing uses it, and None where it stays.
+        """
+        now = self._now(finding)
+        if head == "import " and not alias.asname:
+            return None if self._reads_whole(alias.name) else (head, now or "jax")
+        local = alias.asname or alias.name
+        if not self._is_used(local):
+            return ()
+        if not now:
+            return None
+        module, _, last = now.rpartition(".")
+        if module and head != "import ":
+            return f"from {module} import ", last if last == local else f"{last} as {local}"
+        return "import ", now if local == now else f"{now} as {local}"
+
+    def _reads_whole(self, module: str) -> bool:
+        """Whether something still reads a module by its whole name, which ``import a.b`` serves."""
+        for node in self._names.nodes:
+            is_it = isinstance(node, ast.Attribute) and self._names.dotted(node) == module
+            if is_it and self._stays(node):
+                return True
+        return False

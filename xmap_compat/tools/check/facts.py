@@ -1,7 +1,10 @@
-"""Asks the JAX of this environment, in a process of its own, with and without ``install()``."""
+"""Asks the JAX of this environment for names, in a process of its own, with and without
+``install()``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -11,59 +14,73 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PLAIN, INSTALLED = "plain", "installed"
-
 
 class NoJax(Exception):
     """JAX cannot be imported in this environment."""
 
 
-def ask(questions: Iterable[str]) -> dict[str, Any]:
-    """JAX's release, as ``jax``, and for PLAIN and INSTALLED the truth of each question, None where
-    that is unknown.
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """The release of JAX, and which of the names it lacks: in plain Python, and under
+    ``install()``.
+    """
 
-    A question is an expression about JAX, with its names as ``at('jax.numpy')``, or
-    ``has('jax.tree_map')``, or ``takes('jax.jit', 'static_argnum')``.
+    jax: str
+    lacking: frozenset[str]
+    lacking_installed: frozenset[str]
+
+
+def ask(names: Iterable[str]) -> Facts:
+    """Which names JAX lacks.
+
+    Args:
+      names: dotted ones (``jax.tree_map``), keywords (``jax.jit(static_argnum=)``), and options
+        (``jax_spmd_mode``).
     """
     home = str(Path(__file__).parents[3])
-    program = f"import sys; sys.path.append({home!r}); from xmap_compat.tools.check import facts; facts.answer()"
+    program = (
+        f"import sys; sys.path.append({home!r}); "
+        "from xmap_compat.tools.check import facts; facts.answer()"
+    )
     # -P: modules must not be found in the program's directory.
     command = [sys.executable, "-P", "-W", "ignore", "-c", program]
-    done = subprocess.run(
-        command, input=json.dumps(sorted(questions)), capture_output=True, text=True
-    )
+    asked = json.dumps(sorted(names))
+    done = subprocess.run(command, input=asked, capture_output=True, text=True)
     try:
-        return json.loads(done.stdout)
+        jax, lacking, lacking_installed = json.loads(done.stdout)
     except ValueError:
         why = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
-        raise NoJax(
-            f"check looks up names in the JAX of this environment, which cannot be imported: {why}"
-        ) from None
+        text = "check looks up names in the JAX of this environment, which cannot be imported"
+        raise NoJax(f"{text}: {why}") from None
+    return Facts(jax, frozenset(lacking), frozenset(lacking_installed))
 
 
 def answer() -> None:
     """What that process does."""
-    questions = json.load(sys.stdin)
-    found = {
-        "jax": vars(importlib.import_module("jax"))["__version__"],
-        PLAIN: {q: _value(q) for q in questions},
-    }
+    names = json.load(sys.stdin)
+    release = vars(importlib.import_module("jax"))["__version__"]
+    lacking = [name for name in names if not _has(name)]
     importlib.import_module("xmap_compat.legacy.restore").install()
-    print(json.dumps({**found, INSTALLED: {q: _value(q) for q in questions}}))
+    lacking_installed = [name for name in names if not _has(name)]
+    print(json.dumps([release, lacking, lacking_installed]))
 
 
-def _value(question: str) -> bool | None:
+def _has(name: str) -> bool:
+    """Whether JAX has a name, or whether that is unknown."""
     try:
-        return bool(eval(question, {"at": _at, "has": _has, "takes": _takes}))
+        if "." not in name and name != "jax":
+            return name in _at("jax.config").values
+        function, is_keyword, keyword = name.partition("(")
+        return _takes(function, keyword[:-2]) if is_keyword else _has_name(name)
     except Exception:
-        return None
+        return True
 
 
 def _at(name: str) -> Any:
     return importlib.import_module("xmap_compat.legacy.old_names").at(name)
 
 
-def _has(name: str) -> bool:
+def _has_name(name: str) -> bool:
     try:
         _at(name)
     except NotImplementedError:  # a name that raises when used
@@ -71,9 +88,8 @@ def _has(name: str) -> bool:
     except AttributeError:
         home, _, last = name.rpartition(".")
         return hasattr(sys.modules.get(home), last)  # where a function hides the module of its name
-    except (
-        ImportError
-    ) as error:  # a module whose own imports fail is not gone: jax2tf without tensorflow
+    except ImportError as error:
+        # A module whose own imports fail is not gone: jax2tf without tensorflow.
         return not (error.name or "jax").startswith("jax")
     return True
 
@@ -84,7 +100,7 @@ def _takes(function: str, keyword: str) -> bool:
     if not hasattr(called, "__name__"):  # a member of an enum, say
         return True
     parameters = inspect.signature(called).parameters
-    named = (
-        keyword in parameters and parameters[keyword].kind is not inspect.Parameter.POSITIONAL_ONLY
-    )
-    return named or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return True
+    named = parameters.get(keyword)
+    return named is not None and named.kind is not named.POSITIONAL_ONLY

@@ -1,121 +1,133 @@
-"""Under which tests, and within which ``try``, a place of a program stands: is it reached, is its
-error caught.
+"""Uses for whose failure a program is ready: within a ``try`` that catches it, or under a test for
+it.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
-import copy
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from xmap_compat.tools.source.bindings import Names
+from xmap_compat.tools.source.bindings import Names, text_of
 
+CAUGHT = "within a try that catches its error"
+TESTED = "under a test for it"
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# What a test may call and import, to be evaluated beside JAX.
-_CALLED = re.compile(
-    r"(.*\.)?(hasattr|getattr|tuple|list|int|len|map|any|all|split|startswith|parse|Version|match|find_spec)"
-)
-_ROOTS = ("jax", "jaxlib", "packaging", "re", "importlib")
-
-Test = tuple[str, bool]  # a question to ``facts``, and its answer where a place is reached
-Part = tuple[ast.Try, str]  # a try, and where in it: body, else, handler
+# A test that mentions one of these asks which JAX this is, or whether the program runs at all.
+_OF_RELEASES = re.compile(r"version|TYPE_CHECKING|find_spec", re.IGNORECASE)
 
 
-def place(
-    names: Names, node: ast.AST, error: type[Exception]
-) -> tuple[list[Test], list[Part], bool]:
-    """The tests on the way to a node, the parts of ``try`` around it, and whether such an error is
-    caught there.
+def guard_of(names: Names, node: ast.AST, name: str, error: type[Exception]) -> str:
+    """How a program is ready for the error that a use of a removed name raises; empty if it is
+    not.
     """
-    tests: list[Test] = []
-    tries: list[Part] = []
-    caught = in_function = False
-    while (parent := names.parents.get(node)) is not None:
-        tests += [question for test in _tests(node, parent) for question in questions(names, *test)]
+    child = node
+    in_function = False
+    while (parent := names.parents.get(child)) is not None:
         if isinstance(parent, (ast.Try, ast.TryStar)) and not in_function:
-            part = "body" if node in parent.body else "else" if node in parent.orelse else "handler"
-            tries.append((parent, part))  # type: ignore[arg-type]
-            handler = next((h for h in parent.handlers if _catches(h.type, error)), None)
-            caught |= part == "body" and handler is not None and _ends_well(handler.body[-1])
-        in_function |= isinstance(parent, _FUNCTIONS) and isinstance(node, ast.stmt)
-        node = parent
-    return tests, tries, caught
+            found = _in_try(parent, child, error)
+            if found:
+                return found
+        for test in _tests(parent, child):
+            if _is_about(names, test, node, name):
+                return TESTED
+        in_function |= isinstance(parent, _FUNCTIONS) and isinstance(child, ast.stmt)
+        child = parent
+    return ""
 
 
-def questions(names: Names, test: ast.expr, holds: bool) -> Iterator[Test]:
-    """A test as ``facts`` can answer it; ``a and b`` that holds is two tests."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        yield from questions(names, test.operand, not holds)
-    elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
-        for value in test.values:
-            yield from questions(names, value, holds)
-    else:
-        with contextlib.suppress(_NotOfJax):
-            yield ast.unparse(_Question(names).visit(copy.deepcopy(test))), holds
+def _in_try(parent: Any, child: ast.AST, error: type[Exception]) -> str:
+    """How a ``try`` guards a part of it."""
+    if child in parent.finalbody:
+        return ""
+    if child in parent.body:
+        for handler in parent.handlers:
+            if _catches(handler.type, error):
+                return CAUGHT if _ends_well(handler.body[-1]) else ""
+        return ""
+    # A handler, or what is after the body: it says what to do where the body fails.
+    body = " ".join(ast.unparse(statement) for statement in parent.body)
+    missing = (ImportError, AttributeError)
+    for handler in parent.handlers:
+        if any(_catches(handler.type, kind) for kind in missing) and "jax" in body:
+            return TESTED
+    return ""
 
 
-def _tests(child: Any, parent: Any) -> Iterator[tuple[ast.expr, bool]]:
-    """The tests that hold, or do not, where the parent reaches this child."""
-    if isinstance(parent, (ast.If, ast.IfExp, ast.While)) and child is not parent.test:
-        yield (
-            parent.test,
-            child in (parent.body if isinstance(parent.body, list) else [parent.body]),
-        )
-    elif isinstance(parent, ast.BoolOp):
-        yield from (
-            (value, isinstance(parent.op, ast.And))
-            for value in parent.values[: parent.values.index(child)]
-        )
-    block = next(
-        (b for _, b in ast.iter_fields(parent) if isinstance(b, list) and child in b), [child]
-    )
-    for before in block[: block.index(child)]:
-        if isinstance(before, ast.If) and isinstance(before.body[-1], _ENDS):
-            yield before.test, False
+def _catches(caught: ast.expr | None, error: type[Exception]) -> bool:
+    if caught is None:
+        return True
+    parts = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    for part in parts:
+        name = getattr(part, "attr", getattr(part, "id", ""))
+        if issubclass(error, getattr(builtins, name, ())):
+            return True
+    return False
 
 
 def _ends_well(last: ast.stmt) -> bool:
     """Whether a handler that ends so neither raises nor leaves the program."""
-    return isinstance(last, (ast.FunctionDef, ast.Try)) or not re.search(
-        r"\b(raise|exit|quit)\b", ast.unparse(last)
-    )
+    if isinstance(last, (ast.FunctionDef, ast.Try)):
+        return True
+    return not re.search(r"\b(raise|exit|quit)\b", ast.unparse(last))
 
 
-def _catches(caught: ast.expr | None, error: type[Exception]) -> bool:
-    parts = caught.elts if isinstance(caught, ast.Tuple) else [caught]
-    kinds = (getattr(builtins, getattr(p, "attr", getattr(p, "id", "")), ()) for p in parts)
-    return caught is None or any(issubclass(error, kind) for kind in kinds)
+def _tests(parent: Any, child: Any) -> Iterator[ast.expr]:
+    """The tests that decide whether the parent reaches this child."""
+    if isinstance(parent, (ast.If, ast.IfExp, ast.While)) and child is not parent.test:
+        yield parent.test
+    elif isinstance(parent, ast.BoolOp):
+        yield from parent.values[: parent.values.index(child)]
+    for _, block in ast.iter_fields(parent):
+        if isinstance(block, list) and child in block:
+            for before in block[: block.index(child)]:
+                if isinstance(before, ast.If) and isinstance(before.body[-1], _ENDS):
+                    yield before.test
 
 
-class _NotOfJax(Exception):
-    """The expression is not about JAX alone."""
+def _is_about(names: Names, test: ast.expr, node: ast.AST, name: str) -> bool:
+    """Whether a test asks for a removed name, or for the variable that has it."""
+    if isinstance(test, ast.Constant):
+        return not test.value  # `if False:`
+    last = re.split(r"\W", name.rstrip("=)"))[-1]
+    for part in _parts(names, test):
+        if text_of(part) == last or _OF_RELEASES.search(str(_word_of(part))):
+            return True
+    return _is_of_variable(names, test, node)
 
 
-class _Question(ast.NodeTransformer):
-    """Replaces the names of a program by what they are bound to."""
+def _parts(names: Names, test: ast.expr) -> Iterator[ast.AST]:
+    """The nodes of a test, and of what its variables are bound to."""
+    for part in ast.walk(test):
+        yield part
+        if isinstance(part, ast.Name):
+            for meant in names.bound.get(part.id, ()):
+                if isinstance(meant, ast.expr):
+                    yield from ast.walk(meant)
+                else:
+                    yield ast.Constant(meant)
 
-    def __init__(self, names: Names):
-        self._names, self._depth = names, 9
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        meant = self._names.meaning(node.id)
-        if node.id == "TYPE_CHECKING":
-            return ast.Constant(False)
-        if isinstance(meant, str) and meant.split(".")[0] in _ROOTS:
-            return ast.Call(ast.Name("at"), [ast.Constant(meant)], [])
-        if isinstance(meant, ast.expr) and not isinstance(meant, ast.Name) and self._depth:
-            self._depth -= 1
-            return self.visit(copy.deepcopy(meant))
-        if self._names.bound.get(node.id):
-            raise _NotOfJax
-        return node
+def _word_of(part: ast.AST) -> object:
+    for field in ("id", "attr", "value"):
+        word = getattr(part, field, None)
+        if isinstance(word, str):
+            return word
+    return ""
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        if not _CALLED.fullmatch(ast.unparse(node.func)):
-            raise _NotOfJax
-        return self.generic_visit(node)
+
+def _is_of_variable(names: Names, test: ast.expr, node: Any) -> bool:
+    """Whether a test asks if the variable at the root of a use is None, which a failed import left
+    there.
+    """
+    while isinstance(node, (ast.Attribute, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    if not isinstance(node, ast.Name):
+        return False
+    bound = names.bound.get(node.id, ())
+    may_be_none = any(isinstance(b, ast.Constant) and b.value is None for b in bound)
+    mentioned = any(isinstance(n, ast.Name) and n.id == node.id for n in ast.walk(test))
+    return may_be_none and mentioned

@@ -24,6 +24,12 @@ alias   0.4.30 jax.core.NamedShape -> xmap_compat.random.NamedShape
 alias   0.4.30 jax.interpreters.pxla.Mesh -> xmap_compat.Mesh
 adapter 0.4.30 jax.interpreters.pxla.thread_resources -> {INSTALL}
 """
+_OF_ARRAYS = {
+    "device_buffer": "x.addressable_data(0)",
+    "device_buffers": "x.addressable_shards",
+    "to_py": "numpy.asarray(x)",
+    "copy_to_device": "jax.device_put(x, device)",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,44 +46,57 @@ class Gone:
 def _of_row(name: str, kind: str, now: str, until: str = "") -> Gone:
     if kind == removed.REFUSED:
         return Gone(name, REFUSED, f"write {now}", until)
-    same = now if kind != removed.ADAPTER or now.isidentifier() else ""
-    return Gone(
-        name, RESTORED, now if now == INSTALL else f"write {now}, or {INSTALL}", until, same
-    )
+    is_same = kind != removed.ADAPTER or now.isidentifier()
+    remedy = now if now == INSTALL else f"write {now}, or {INSTALL}"
+    return Gone(name, RESTORED, remedy, until, now if is_same else "")
 
 
 def release(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
 
 
-NAMES = {row.name: _of_row(row.name, row.kind, row.now, row.until) for row in removed.TABLE}
-NAMES |= {
-    name: _of_row(name, kind, now, until) for name, _, until, kind, now in removed.read(_OF_XMAP)
-}
+def _names() -> dict[str, Gone]:
+    found = {}
+    for row in removed.TABLE:
+        found[row.name] = _of_row(row.name, row.kind, row.now, row.until)
+    for name, _, until, kind, now in removed.read(_OF_XMAP):
+        found[name] = _of_row(name, kind, now, until)
+    return found
+
+
+def _modules() -> dict[str, Gone]:
+    """The modules that are gone as a whole."""
+    found = {}
+    for module in (MAPS, *sorted(removed.GONE_MODULES)):
+        untils = [gone.until for gone in NAMES.values() if gone.name.startswith(f"{module}.")]
+        found[module] = Gone(module, RESTORED, INSTALL, max(untils, key=release))
+    return found
+
+
+def _keywords() -> dict[tuple[str, str], Gone]:
+    found = {}
+    for row in removed.KEYWORDS:
+        equals = "=" if row.keyword.isidentifier() else ""
+        name = f"{row.function}({row.keyword}{equals})"
+        found[row.function, row.keyword] = _of_row(name, row.kind, row.now)
+    return found
+
+
+def _of_arrays() -> dict[str, Gone]:
+    found = {}
+    for attribute, now in _OF_ARRAYS.items():
+        name = f"jax.Array.{attribute}"
+        found[name] = Gone(name, GONE, f"write {now}")
+    return found
+
+
+NAMES = _names()
 MOVED = {row.name: row.now for row in removed.TABLE if row.kind == removed.MODULE}
-MODULES = {}
-for _module in (MAPS, *sorted(removed.GONE_MODULES)):
-    _until = max(
-        (gone.until for gone in NAMES.values() if gone.name.startswith(f"{_module}.")), key=release
-    )
-    MODULES[_module] = Gone(_module, RESTORED, INSTALL, _until)
-KEYWORDS = {
-    (row.function, row.keyword): _of_row(
-        f"{row.function}({row.keyword}{'=' * row.keyword.isidentifier()})", row.kind, row.now
-    )
-    for row in removed.KEYWORDS
-}
-_ARRAY = {
-    "device_buffer": "x.addressable_data(0)",
-    "device_buffers": "x.addressable_shards",
-    "to_py": "numpy.asarray(x)",
-    "copy_to_device": "jax.device_put(x, device)",
-}
-ARRAY = {
-    f"jax.Array.{name}": Gone(f"jax.Array.{name}", GONE, f"write {now}")
-    for name, now in _ARRAY.items()
-}
-ALL = {gone.name: gone for known in (NAMES, MODULES, KEYWORDS, ARRAY) for gone in known.values()}
+MODULES = _modules()
+KEYWORDS = _keywords()
+ARRAY = _of_arrays()
+ALL = {gone.name: gone for gone in (*NAMES.values(), *MODULES.values(), *ARRAY.values())}
+ALL.update((gone.name, gone) for gone in KEYWORDS.values())
 
 
 def known(name: str) -> Gone | None:

@@ -5,18 +5,18 @@ imported.
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from xmap_compat.tools.check import table
 from xmap_compat.tools.source.bindings import Names, text_of
 
-Found = tuple[
-    ast.AST, str, str
-]  # a node, a name that it asks for, and the question if it is not `has(name)`
+Found = tuple[ast.AST, str]  # a node, and a name that it asks for
 _MODULE = re.compile(r"jax(\.\w+)+")
+_IMPORTS = re.compile(r"(.*\.)?(import_module|__import__)")
+_CONFIG = ("jax.config", "jax.config.config")
 
 
 class Texts(Names):
@@ -26,112 +26,128 @@ class Texts(Names):
 
     def asked(self) -> Iterator[Found]:
         for node in self.nodes:
-            match node:
-                case ast.Import(names=aliases):
-                    yield from (
-                        (alias, alias.name, "")
-                        for alias in aliases
-                        if alias.name.startswith("jax.")
-                    )
-                case ast.ImportFrom(module=str(module), names=aliases, level=0) if (
-                    f"{module}.".startswith("jax.")
-                ):
-                    yield from (
-                        (node, module, "") if a.name == "*" else (a, f"{module}.{a.name}", "")
-                        for a in aliases
-                    )
-                case ast.Name(id=name, ctx=ast.Load()) if gone := table.NAMES.get(
-                    self.dotted(node)
-                ):
-                    if gone.kind == table.REFUSED or not self.bound.get(name):  # of a star
-                        yield node, gone.name, ""
-                case ast.Call(func=ast.Name(id="eval" | "exec"), args=[code, *_]) if (
-                    text := self.text(code)
-                ):
-                    with contextlib.suppress(SyntaxError):
-                        inner = Texts(ast.parse(text))
-                        inner.bound |= {
-                            name: found
-                            for name, found in self.bound.items()
-                            if name not in inner.bound
-                        }
-                        yield from ((node, *asked) for _, *asked in inner.asked())  # type: ignore[misc]
-                case ast.Attribute() | ast.Subscript() | ast.Call() if (
-                    name := self.dotted(node)
-                ).startswith("jax."):
-                    yield node, name, ""
+            yield from self._asked_by(node)
             if isinstance(node, ast.Call):
                 yield from self._options(node)
                 yield from self._keywords(node)
         yield from self._imported_by_text()
 
+    def _asked_by(self, node: ast.AST) -> Iterator[Found]:
+        match node:
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    if alias.name.startswith("jax."):
+                        yield alias, alias.name
+            case ast.ImportFrom(module=str(module), names=aliases, level=0):
+                if f"{module}.".startswith("jax."):
+                    for alias in aliases:
+                        is_star = alias.name == "*"
+                        yield (node, module) if is_star else (alias, f"{module}.{alias.name}")
+            case ast.Name(id=name, ctx=ast.Load()):
+                gone = table.NAMES.get(self.dotted(node))
+                # A name without a binding is of a star.
+                if gone and (gone.kind == table.REFUSED or not self.bound.get(name)):
+                    yield node, gone.name
+            case ast.Call(func=ast.Name(id="eval" | "exec"), args=[code, *_]):
+                yield from self._in_code(node, self.text(code))
+            case ast.Attribute() | ast.Subscript() | ast.Call():
+                name = self.dotted(node)
+                if name.startswith("jax.") and not self._is_told_by_its_function(node, name):
+                    yield node, name
+
+    def _is_told_by_its_function(self, node: ast.AST, name: str) -> bool:
+        """Whether a node is ``partial(f, ...)``, where ``f`` is found already."""
+        gone = table.known(name)
+        is_refused = gone is not None and gone.kind == table.REFUSED
+        return isinstance(node, ast.Call) and self.is_partial(node) and not is_refused
+
+    def _in_code(self, call: ast.AST, code: str) -> Iterator[Found]:
+        """What a text asks for that is executed."""
+        try:
+            inner = Texts(ast.parse(code))
+        except SyntaxError:
+            return
+        for name, found in self.bound.items():
+            inner.bound.setdefault(name, found)
+        for _, name in inner.asked():
+            yield call, name
+
     def _options(self, call: ast.Call) -> Iterator[Found]:
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "update":
-            option = next(
-                (k.value for k in call.keywords if k.arg == "name"), next(iter(call.args), None)
-            )
-            if option is not None and self.dotted(call.func.value) in (
-                "jax.config",
-                "jax.config.config",
-            ):
-                known = [text for node in self.nodes if (text := text_of(node)).startswith("jax_")]
-                for text in [text_of(option)] if text_of(option) else known:
-                    yield option, text, f"{text!r} in at('jax.config').values"
+        if not isinstance(call.func, ast.Attribute) or call.func.attr != "update":
+            return
+        if self.dotted(call.func.value) not in _CONFIG:
+            return
+        named = [keyword.value for keyword in call.keywords if keyword.arg == "name"]
+        for option in [*named, *call.args][:1]:
+            if text_of(option):
+                yield option, text_of(option)
+                continue
+            for text in {text_of(node) for node in self.nodes}:
+                if text.startswith("jax_"):
+                    yield option, text
 
     def _keywords(self, call: ast.Call) -> Iterator[Found]:
         """The keywords that a function of JAX is given, also through ``partial`` and a dictionary
         after ``**``.
         """
         called = self.dotted(call.func)
-        called = self.dotted(call) if called.endswith("artial") else called
-        if called.startswith("jax."):
-            given: dict[str, ast.AST] = {}
-            for keyword in call.keywords:
-                value = (
-                    self.meaning(keyword.value.id)
-                    if isinstance(keyword.value, ast.Name)
-                    else keyword.value
-                )
-                if keyword.arg is not None:
-                    given[keyword.arg] = keyword
-                elif isinstance(value, ast.Dict):
-                    given.update((text_of(key), keyword) for key in value.keys)
-                elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
-                    given.update((str(k.arg), keyword) for k in value.keywords)
-            if all(keyword.arg for keyword in call.keywords) and not given.keys() & {
-                "vmap_method",
-                "vectorized",
-            }:
-                given["without vmap_method"] = call
-            for name, node in given.items():
-                if (called, name) in table.KEYWORDS:
-                    yield node, table.KEYWORDS[called, name].name, "False"
-                elif name.isidentifier():
-                    yield node, f"{called}({name}=)", f"takes({called!r}, {name!r})"
+        if called.endswith("artial"):
+            called = self.dotted(call)
+        if not called.startswith("jax."):
+            return
+        given = self._given(call)
+        is_complete = all(keyword.arg for keyword in call.keywords)
+        if is_complete and not given.keys() & {"vmap_method", "vectorized"}:
+            given["without vmap_method"] = call
+        for name, node in given.items():
+            known = table.KEYWORDS.get((called, name))
+            if known is not None:
+                yield node, known.name
+            elif name.isidentifier():
+                yield node, f"{called}({name}=)"
+
+    def _given(self, call: ast.Call) -> dict[str, ast.AST]:
+        """The nodes that give keywords."""
+        given: dict[str, ast.AST] = {}
+        for keyword in call.keywords:
+            value: Any = keyword.value
+            if keyword.arg is not None:
+                given[keyword.arg] = keyword
+                continue
+            if isinstance(value, ast.Name):
+                value = self.meaning(value.id)
+            if isinstance(value, ast.Dict):
+                given.update((text_of(key), keyword) for key in value.keys)
+            elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
+                given.update((str(inner.arg), keyword) for inner in value.keywords)
+        return given
 
     def _imported_by_text(self) -> Iterator[Found]:
         """What ``import_module`` and ``__import__`` are asked for, and each text ``jax.a.b`` beside
         them.
         """
-        pattern = r"(.*\.)?(import_module|__import__)"
-        calls = [
-            n
-            for n in self.nodes
-            if isinstance(n, ast.Call) and re.fullmatch(pattern, ast.unparse(n.func))
-        ]
-        inside = {text: call for call in calls for n in ast.walk(call) if (text := text_of(n))}
-        for text, call in inside.items():
-            near = (
-                base for base, other in inside.items() if other is call and base.startswith("jax")
-            )
-            if text.startswith(".") and (base := next(near, "")):
-                yield call, importlib.util.resolve_name(text, base), ""
-        for text in {text_of(node) for node in self.nodes} if calls else ():
+        calls = []
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and _IMPORTS.fullmatch(ast.unparse(node.func)):
+                calls.append(node)
+        if not calls:
+            return
+        inside: dict[str, ast.Call] = {}
+        without_text = list(calls)
+        for call in calls:
+            texts = [text for node in ast.walk(call) if (text := text_of(node))]
+            inside.update(dict.fromkeys(texts, call))
+            yield from self._relative(call, texts)
+            if texts:
+                without_text.remove(call)
+        elsewhere = [*without_text, *calls][0]
+        for text in {text_of(node) for node in self.nodes}:
             if _MODULE.fullmatch(text):
-                yield (
-                    inside.get(
-                        text, next((c for c in calls if c not in inside.values()), calls[0])
-                    ),
-                    text,
-                    "",
-                )
+                yield inside.get(text, elsewhere), text
+
+    def _relative(self, call: ast.Call, texts: list[str]) -> Iterator[Found]:
+        """``import_module('.maps', 'jax.experimental')``."""
+        bases = [text for text in texts if text.startswith("jax")]
+        for text in texts:
+            if text.startswith(".") and bases:
+                yield call, importlib.util.resolve_name(text, bases[0])

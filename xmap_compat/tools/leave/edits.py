@@ -1,337 +1,376 @@
-"""The edits of a program's functions, which the first run makes: ``mapped`` for ``xmap``, and names
-in collectives.
+"""The texts of a program's files after its edits: ``mapped`` for ``xmap``, and the functions of the
+helper file for those that name an axis.  All other names stay.
+
+The driver, which does not import JAX, makes them from what the first run has found.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import itertools
+import functools
 import os
-import sys
-import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from xmap_compat import _jax
-from xmap_compat.core import undeclared
-from xmap_compat.core.names import Checker
-from xmap_compat.core.parameters import mentioned_names
+from xmap_compat.tools.check import editor, findings, table
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.comparing import in_a_line
-from xmap_compat.tools.leave.construction import Change, Construction, Edited, Place, Spot
-from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
-from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
-from xmap_compat.tools.leave.recipe import recipe_of
-from xmap_compat.tools.leave.rewrite import Rewriter
-from xmap_compat.tools.leave.rewriting import AxisNames, Parts, Rewriting
-from xmap_compat.tools.leave.text import OURS, NotWritable, fresh
-from xmap_compat.tools.leave.user_code import Piece, calls_of_collectives, collectives
+from xmap_compat.tools.leave.construction import Collective, Construction, Found
+from xmap_compat.tools.leave.helper_text import FUNCTIONS
+from xmap_compat.tools.leave.patch import Changes, Refused
+from xmap_compat.tools.leave.place_of_helper import Helper
+from xmap_compat.tools.leave.places import GONE, HOMES, Source, span_of
+from xmap_compat.tools.source.bindings import IMPORTS, Names
+from xmap_compat.tools.source.layout import applied, program_of, replacing
+from xmap_compat.tools.source.renaming import TOKEN, Renaming
+
+_CONSTRAINT = "jax.experimental.pjit.with_sharding_constraint"
+_MESHES = tuple(f"{home}.{name}" for home in HOMES for name in ("Mesh", "mesh"))
+_LOOPS = tuple(f"{home}.{name}" for home in HOMES for name in ("SerialLoop", "AnonymousSerialLoop"))
+_ENVIRONMENT = "thread_resources.env"
+_INSTALLS = ("xmap_compat.install", "xmap_compat.legacy.install")
+_OPTION = re.compile(r"(jax_)?experimental_xmap")
+_MESH_READS = {".physical_mesh": "{h:context_mesh}()", ".shape": "{h:context_mesh}().shape"}
 
 
 @dataclasses.dataclass
-class _Function:
-    """A function of the user that xmaps reach.
+class Edited:
+    """A program's files with edits.
 
     Attributes:
-      reached_by: these xmaps.
-      changes: its edits, with the indices of the calls that they are in.
-      why_not: why it cannot be edited.
+      texts: the new contents of the files that change, and of the helper file.
+      places: where each construction is made now: file, line, column, number.
+      left: for what the program still needs this package.
     """
 
-    code: types.CodeType
-    piece: Piece
-    reached_by: list[Construction]
-    changes: list[Change] = dataclasses.field(default_factory=list)
-    places: frozenset[int] = frozenset()
-    why_not: str = ""
+    changes: Changes
+    places: list[tuple[str, int, int, int]]
+    left: list[str]
+    helper: Helper
+    functions: Sequence[str]
 
 
-def edits_of(
-    cs: Sequence[Construction], *, root: str, beside: str = "", generated: Collection[str] = ()
-) -> Edited:
-    """The edits for the constructions that a program made, in files under ``root``.
+class Program:
+    """The files of a program, and what changes in them whichever constructions are patched."""
 
-    Args:
-      beside: the folder for the helper file, if it is not ``root``.
-      generated: files there that the program itself has written.
-    """
-    is_own = lambda file: is_under(file, root) and os.path.realpath(file) not in generated  # noqa: E731
-    cs = [*cs, *unmade(cs, is_own)]
-    for c in cs:
-        _or_refuse(c, _find, is_own)
-    reached = {
-        c: Reached([*(f.plan.declared.fun for f in c.functions), *c.given], is_own) for c in cs
-    }
-    functions, unread = _functions(reached)
-    names = _names(_ways(c for c in cs if not c.refused))
-    placed = [p for c in cs for p in c.placed]
-    jaxprs = [p.program.jaxpr for p in placed]
-    known = frozenset().union(*(of.names for of in reached.values()))
-    rewriting = Rewriting(names, calls_of_collectives(jaxprs), functions=known)
-    _rewrite(functions, rewriting)
-    for c in cs:
-        c.refused = c.refused or unread.get(c, "")
-        c.refused = c.refused or next(
-            (f.why_not for f in functions if f.why_not and c in f.reached_by), ""
-        )
-        _or_refuse(c, _check, rewriting, names, functions)
-    _keep_what_stays(cs, functions)
-    for c in cs:
-        own = [f for f in functions if c in f.reached_by]
-        c.changes = [change for f in own for change in f.changes]
-        c.places = frozenset().union(*(f.places for f in own))
-        of_last = [
-            f.plan.declared for f in c.functions[-1:] if hasattr(f.plan.declared, "resources")
-        ]
-        last, own_parts = c.placed[-1] if c.placed else None, _choices([c] * (not c.refused), names)
-        parts = {name: of[0] for name, of in own_parts.items() if len(of) == 1}
-        c.recipe = [line for declared in of_last for line in recipe_of(declared, last, parts)]
-        c.change = c.change and c.change._replace(file=os.path.realpath(c.file))
-        c.changes = [change._replace(file=os.path.realpath(change.file)) for change in c.changes]
-    folder = beside or root
-    module = fresh("named_axes", {name.partition(".")[0] for name in os.listdir(folder)})
-    kept = [change.text for c in cs if not c.refused for change in c.changes]
-    files = {
-        os.path.realpath(f)
-        for f in map(file_of, list(sys.modules.values()))
-        if f.endswith(".py") and is_own(f)
-    }
-    files |= {
-        change.file for c in cs if not c.refused for change in (c.change, *c.changes) if change
-    }
-    return Edited(
-        list(cs),
-        places=rewriting.places,
-        files=sorted(f for f in files if os.path.getsize(f)),
-        helpers=helper_file(
-            [name for name in HELPERS if any(OURS + name in text for text in kept)], names.choices
-        ),
-        helper_file=os.path.join(folder, f"{module}.py"),
-        of_one_name=[name for name in names.choices if name in names.mesh_axes],
-        unedited=_unedited(functions, names),
-    )
+    def __init__(self, found: Found, contents: Mapping[str, bytes], beside: str):
+        self.found, self.contents, self.beside = found, contents, beside
+        self.helper = Helper(contents, found.files, beside)
+        axes = {name for c in found.constructions for name in c.axes}
+        stems = {name.partition(".")[0] for name in found.files.values()}
+        stems |= {Path(path).stem for path in contents}
+        self.own = stems - {"", "__init__"}
+        spans: dict[str, set[Any]] = {}
+        for each in (each for c in found.constructions for each in c.collectives):
+            place = each.line, each.column, each.end_line, each.end_column
+            spans.setdefault(each.file, set()).add(place)
+        self.sources: dict[str, Source] = {}
+        for path, data in contents.items():
+            if path != self.helper.path:
+                is_axis = (lambda name: True) if not axes else axes.__contains__
+                traced = spans.get(path, set())
+                self.sources[path] = Source(path, data, is_axis, traced, self.own)
+        self.exported = self._exported()
+
+    def _exported(self) -> set[str]:
+        """The names that files of the program take from others of it."""
+        found: set[str] = set()
+        for source in self.sources.values():
+            for node in source.names.nodes:
+                if isinstance(node, ast.ImportFrom) and self._is_own(node.module, node.level):
+                    found.update(alias.name for alias in node.names)
+                elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    module = source.names.of(node.value)
+                    if module and self._is_own(module, module.startswith(".")):
+                        found.add(node.attr)
+        return found
+
+    def _is_own(self, module: str | None, level: int) -> bool:
+        return bool(level) or (module or "").partition(".")[0] in self.own
+
+    # ---- constructions that stay
+
+    def judge(self) -> None:
+        """Refuse the constructions that the edit cannot name, and add those that were not made."""
+        made = {(c.file, c.line, c.column) for c in self.found.constructions}
+        for c in self.found.constructions:
+            c.refused = c.refused or self._why_not(c)
+        for path, source in self.sources.items():
+            for call in source.calls.values():
+                place = path, call.lineno, call.col_offset
+                if place not in made and source.xmap_at(call) is not None:
+                    made.add(place)
+                    number = len(self.found.constructions)
+                    self.found.constructions.append(Construction(*place, number))
+
+    def _why_not(self, c: Construction) -> str:
+        source = self.sources.get(c.file)
+        if source is None:
+            return messages.NOT_OF_THE_PROGRAM.format(file=c.file)
+        uses = source.xmaps(c.line, c.column)
+        if len(uses) != 1:
+            return messages.SEVERAL if uses else messages.NO_XMAP_HERE
+        for each in c.collectives:
+            words = self._why_not_named(each, c)
+            if words:
+                return words
+        for other in self.sources.values():
+            missed = other.missed(c.of_one_name)
+            if missed is not None:
+                text = other.shown(missed)
+                return messages.OF_ONE_NAME.format(where=other.where(missed), text=text)
+        return ""
+
+    def _why_not_named(self, each: Collective, c: Construction) -> str:
+        source = self.sources.get(each.file)
+        if source is None or each.inside == self.helper.path:
+            return ""
+        call = source.calls.get((each.line, each.column, each.end_line, each.end_column))
+        if call is None or source.is_named(call):
+            return ""
+        if each.inside != each.file and not c.of_one_name.intersection(each.names):
+            return ""  # a layer of a library, of which the replay tells
+        text = source.shown(call.func)
+        library = source.library(call.func)
+        is_known = library in FUNCTIONS
+        remedy = messages.BY_NAME.format(library) if is_known else messages.BY_COLLECTIVES
+        return messages.NOT_NAMED.format(where=source.where(call), text=text, remedy=remedy)
+
+    # ---- the edits
+
+    def edited(self, patched: Sequence[Construction], others: Collection[str]) -> Edited:
+        """The program with ``mapped`` in the place of the xmaps that are patched.
+
+        Args:
+          others: files of the program that did not run, and need this package.
+        """
+        stays = len(patched) < len(self.found.constructions)
+        self.functions: set[str] = set()
+        asked: dict[str, Renaming] = {}
+        for path, source in self.sources.items():
+            renaming = Renaming(source.names, source.lines, GONE, self.exported)
+            self._ask(source, renaming, [c for c in patched if c.file == path], stays)
+            asked[path] = renaming
+        self.helper.settle([path for path, renaming in asked.items() if renaming.is_asked])
+        texts = {}
+        for path, renaming in asked.items():
+            renaming.homes = {"h": self.helper.module_for(path)}
+            texts[path] = applied(self.contents[path], path, renaming.edits())
+        texts, left = modernized(tuple(texts.items()))
+        left += [name for path, data in texts.items() for name in _old_names(path, data)]
+        left += [os.path.basename(path) for path in others]
+        if not left:
+            texts = {path: _without_install(path, data) for path, data in texts.items()}
+        new: dict[str, tuple[bytes | None, bytes]] = {}
+        for path, data in texts.items():
+            if data != self.contents[path]:
+                new[path] = self.contents[path], data
+        new |= self.helper.change(self.functions)
+        places = [place for path in texts for place in self._places(path, texts[path], patched)]
+        return Edited(new, places, left, self.helper, sorted(self.functions))
+
+    def _ask(
+        self, source: Source, renaming: Renaming, patched: Sequence[Construction], stays: bool
+    ) -> None:
+        for node, function in source.functions.items():
+            self._rename(renaming, node, f"{{h:{function}}}")
+        for call in source.methods:
+            self._ask_method(source, renaming, call)
+        for value in source.layers:
+            start, end, _ = replacing(value, "")
+            renaming.write(start, start, "{h:axes_of}(")
+            renaming.write(end, end, ")")
+            self.functions.add("axes_of")
+        for c in patched:
+            self._ask_xmap(source, renaming, c)
+        for node in source.names.nodes:
+            if isinstance(node, (ast.Name, ast.Attribute)):
+                self._ask_old(source, renaming, node, stays)
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                given = node.value.args[:1]
+                if given and _OPTION.match(str(getattr(given[0], "value", ""))):
+                    renaming.remove(node)
+
+    def _rename(self, renaming: Renaming, node: ast.AST, text: str) -> None:
+        renaming.rename(node, text)
+        self.functions.update(name for home, name in TOKEN.findall(text) if home == "h")
+
+    def _ask_method(self, source: Source, renaming: Renaming, call: ast.Call) -> None:
+        """``v.min("i")`` becomes ``min(v, "i")`` of the helper."""
+        function: Any = call.func
+        name = function.attr
+        start, _, _ = replacing(call, "")
+        dot = replacing(function.value, "").end
+        given: Any = [*call.args, *(k for k in call.keywords)][0]
+        between = source.between(dot, (given.lineno, given.col_offset))
+        closing = between[: between.rindex(f".{name}")] if f".{name}" in between else ""
+        renaming.write(start, start, f"{{h:{name}}}(")
+        renaming.write(dot, (given.lineno, given.col_offset), f"{closing.rstrip()}, ")
+        self.functions.add(name)
+
+    def _ask_xmap(self, source: Source, renaming: Renaming, c: Construction) -> None:
+        (callee,) = source.xmaps(c.line, c.column) or [None]
+        if callee is None:
+            return
+        text, options = "{h:mapped}", "undeclared=True" * c.undeclared
+        call: Any = source.names.parents[callee]
+        keywords = {k.arg for k in call.keywords}
+        if call.func is callee and not call.args and keywords and not keywords & {"fun", None}:
+            # A decorator, which takes the function later.
+            first = call.keywords[0]
+            text = f"{{functools:partial}}({text}, {options}{', ' * bool(options)}"
+            start, _, _ = replacing(callee, "")
+            renaming.write(start, (first.lineno, first.col_offset), text)
+            renaming.cover(callee)
+        else:
+            text = f"{{functools:partial}}({text}, {options})" if options else text
+            self._rename(renaming, callee, text)
+        self.functions.add("mapped")
+
+    def _ask_old(self, source: Source, renaming: Renaming, node: ast.AST, stays: bool) -> None:
+        """Other names of the old modules."""
+        name = source.names.of(node)
+        if not name.startswith((*GONE, "jax.experimental.pjit.")):
+            return
+        if not isinstance(getattr(node, "ctx", None), ast.Load):
+            if name.endswith(_ENVIRONMENT):
+                raise Refused(messages.ENVIRONMENT.format(where=source.where(node)))
+        elif name in _MESHES:
+            self._rename(renaming, node, "{jax.sharding:Mesh}")
+        elif name == _CONSTRAINT:
+            self._rename(renaming, node, "{jax.lax:with_sharding_constraint}")
+        elif name in _LOOPS and not stays:
+            self._rename(renaming, node, "{h:SerialLoop}")
+        elif not stays:
+            for ending, text in _MESH_READS.items():
+                if name.endswith(_ENVIRONMENT + ending):
+                    self._rename(renaming, node, text)
+
+    def _places(
+        self, path: str, data: bytes, patched: Sequence[Construction]
+    ) -> list[tuple[str, int, int, int]]:
+        """Where the constructions of a file are made now: what stands there keeps its order."""
+        source = self.sources[path]
+        before: list[tuple[Any, int]] = []
+        for c in patched:
+            if c.file == path:
+                (callee,) = source.xmaps(c.line, c.column)
+                before.append((span_of(callee), c.number))
+        before += [(span_of(node), -1) for node in _mapped_in(source.names)]
+        now = sorted(_mapped_in(Names(program_of(data, path).tree)), key=span_of)
+        if len(now) != len(before):
+            raise Refused(messages.LOST.format(path=path))
+        found = []
+        names = Names(program_of(data, path).tree)
+        for node, (_, number) in zip(sorted(_mapped_in(names), key=span_of), sorted(before)):
+            call: Any = names.parents[node]
+            if number >= 0:
+                found.append((path, call.lineno, call.col_offset, number))
+        return found
 
 
-def _or_refuse(c: Construction, step: Any, *args: Any) -> None:
-    try:
-        if not c.refused:
-            step(c, *args)
-    except Exception as error:
-        c.refused = (
-            str(error)
-            if isinstance(error, NotWritable)
-            else messages.FAILED.format(error=in_a_line(error))
-        )
-
-
-def _find(c: Construction, is_own: Callable[[str], bool]) -> None:
-    """Find the call of xmap, and refuse what cannot be edited whatever it computes."""
-    if not is_own(c.file):
-        raise NotWritable(messages.NOT_OF_THE_PROGRAM.format(file=c.file))
-    if c.problem and not c.placed:
-        raise NotWritable(c.problem)
-    c.change = xmap_at(c, any(any(placed.undeclared) for placed in c.placed))
-    for placed in c.placed:
-        if named := [
-            loop
-            for p in placed.placements.values()
-            for loop in p.loops
-            if not isinstance(loop, tuple)
-        ]:
-            raise NotWritable(messages.NAMED_LOOP.format(name=named[0]))
-        if "Explicit" in str(getattr(placed.scope.mesh, "axis_types", "")):
-            raise NotWritable(messages.EXPLICIT)
-
-
-# ------------------------------------------------------------------------------ names of axes
-
-
-def _ways(cs: Iterable[Construction]) -> dict[Any, dict[Parts, None]]:
-    """The mesh axes that split each axis of xmaps, in each way."""
-    found: dict[Any, dict[Parts, None]] = {}
-    for declared in (function.plan.declared for c in cs for function in c.functions):
-        for name in declared.names:
-            entries = declared.resources.get(name, ())
-            found.setdefault(name, {})[
-                tuple(entry for entry in entries if not hasattr(entry, "length"))
-            ] = None
+def _mapped_in(names: Names) -> list[ast.AST]:
+    found = []
+    for node in names.nodes:
+        if isinstance(getattr(node, "ctx", None), ast.Load):
+            home, _, name = names.of(node).rpartition(".")
+            if name == "mapped" and re.search(r"(^|\.)named_axes(_\d+)?$", home):
+                found.append(node)
     return found
 
 
-def _names(ways: Mapping[Any, Iterable[Parts]]) -> AxisNames:
-    """What executes each axis: each way has its own name for the elements of a device, and none
-    stands for another.
+# ---- names of JAX that are gone
+
+
+@functools.lru_cache(maxsize=8)
+def modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, bytes], list[str]]:
+    """Files with today's names for what JAX has removed elsewhere, as ``check --fix`` writes them,
+    and what it leaves.
     """
-    mesh_axes = frozenset(m for of in ways.values() for across in of for m in across)
-    choices = {
-        name: [
-            (*across, f"{name}_local" + f"_{k}" * (k > 1))
-            if across or name in mesh_axes
-            else (name,)
-            for k, across in enumerate(sorted(of, key=len, reverse=True), 1)
-        ]
-        for name, of in ways.items()
-    }
-    return AxisNames(choices, mesh_axes)
+    of_xmap = [name for name in (*table.NAMES, *table.MODULES) if f"{name}.".startswith(GONE)]
+    with tempfile.TemporaryDirectory() as folder:
+        copies = {Path(folder + path).resolve(): path for path, _ in contents}
+        for path, data in contents:
+            copy = Path(folder + path).resolve()
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(data)
+        fixed = editor.fixed(findings.check(list(copies)), install=False, keep=of_xmap)
+    texts = dict(contents)
+    texts |= {copies[path.resolve()]: data for path, data in fixed.contents.items()}
+    return texts, [f"{found.gone.name} of {found.path.name}:{found.line}" for found in fixed.left]
 
 
-def _choices(cs: Iterable[Construction], names: AxisNames) -> dict[Any, list[Parts]]:
-    """What executes each axis of xmaps."""
-    return {
-        name: [p for p in names.choices[name] if p[:-1] in of] for name, of in _ways(cs).items()
-    }
+def _old_names(path: str, data: bytes) -> list[str]:
+    """The names of this package, or of old modules, that a file still imports."""
+    names, found = Names(program_of(data, path).tree), []
+    installs = {id(part) for node in _install_calls(names) for part in ast.walk(node)}
+    for node in names.nodes:
+        if isinstance(node, IMPORTS):
+            for alias in _old_aliases(node):
+                local = alias.asname or alias.name.partition(".")[0]
+                loads = [n for n in names.nodes if isinstance(n, ast.Name) and n.id == local]
+                if not loads or any(id(n) not in installs for n in loads):
+                    found.append(f"{alias.name} of {os.path.basename(path)}:{node.lineno}")
+    return found
 
 
-def _unedited(functions: Sequence[_Function], names: AxisNames) -> list[Place]:
-    """Collectives over axes that are split, beside edited functions, in functions that no xmap of
-    this run reaches.
+def _old_aliases(node: Any) -> list[ast.alias]:
+    home = ""
+    if isinstance(node, ast.ImportFrom):
+        home = f"{'.' * node.level}{node.module or ''}."
+    return [alias for alias in node.names if f"{home}{alias.name}.".startswith(GONE)]
+
+
+def _install_calls(names: Names) -> list[ast.Expr]:
+    statements = (n for n in names.nodes if isinstance(n, ast.Expr))
+    calls = (n for n in statements if isinstance(n.value, ast.Call))
+    return [n for n in calls if names.of(n.value.func) in _INSTALLS]  # type: ignore[attr-defined]
+
+
+def _without_install(path: str, data: bytes) -> bytes:
+    program = program_of(data, path)
+    names = Names(program.tree)
+    calls = _install_calls(names)
+    if not calls:
+        return data
+    renaming = Renaming(names, program.text.split("\n"), GONE)
+    for statement in calls:
+        renaming.remove(statement)
+    return applied(data, path, renaming.edits())
+
+
+def others_that_need(files: Iterable[str], roots: Iterable[str]) -> list[str]:
+    """Files that files of the program import, directly or not, which did not run and hold names of
+    xmap.
     """
-    places: list[Place] = []
-    for piece in {f.piece.file: f.piece for f in functions if f.changes}.values():
-        calls = (
-            n
-            for n in piece.bindings.nodes
-            if isinstance(n, ast.Call) and _is_over_split_axes(piece, n, names)
-        )
-        unread = (c for c in calls if not any(f.piece.holds(piece.span(c)) for f in functions))
-        places.extend((piece.file, call.lineno, call.col_offset) for call in unread)
-    return places
-
-
-def _is_over_split_axes(piece: Piece, call: ast.Call, names: AxisNames) -> bool:
-    called = (
-        piece.bindings.dotted(call.func),
-        piece.bindings.dotted(call),
-    )  # also functools.partial(lax.psum, ...)
-    held = (
-        n.value
-        for of in (*call.args, *call.keywords)
-        for n in ast.walk(of)
-        if isinstance(n, ast.Constant)
-    )
-    takes_axes = any(name.startswith(("jax.lax.", "jax.numpy.", "jax.nn.")) for name in called)
-    return takes_axes and any(v in names.choices and not names.stays(v) for v in held)
-
-
-# ---------------------------------------------------------------------------------- functions
-
-
-def _functions(
-    reached: dict[Construction, Reached],
-) -> tuple[list[_Function], dict[Construction, str]]:
-    """The functions that xmaps reach, the innermost ones first, and why those of some cannot be
-    read.
-    """
-    found: dict[types.CodeType, _Function] = {}
-    unread: dict[Construction, str] = {}
-    for c, of in reached.items():
-        for code, values in of.functions.items():
-            try:
-                if code not in found:
-                    found[code] = _Function(code, of.piece(values), [])
-                found[code].reached_by.append(c)
-            except NotWritable as reason:
-                if any(
-                    name in code.co_names for name in dir(sys.modules["jax.lax"])
-                ):  # it may have collectives
-                    unread[c] = str(reason)
-    functions = sorted(found.values(), key=lambda f: f.piece.node.end_lineno - f.piece.node.lineno)
-    for inner in functions:
-        for outer in functions:
-            if outer is not inner and outer.piece.holds(inner.piece.span(inner.piece.node)):
-                inner.reached_by += [c for c in outer.reached_by if c not in inner.reached_by]
-    return functions, unread
-
-
-def _rewrite(functions: Sequence[_Function], rewriting: Rewriting) -> None:
-    """Edit each function; what is in an inner function is edited there, where more names are
-    known.
-    """
-    done: list[tuple[str, Spot, Spot]] = []
-    names = rewriting.names
-    for function in functions:
-        piece, before = function.piece, len(rewriting.places)
-        choices = _choices([c for c in function.reached_by if not c.refused], names)
-        rewriting.names = dataclasses.replace(names, choices=choices)
-        try:
-            for start, end, text in Rewriter(rewriting, piece).edits():
-                if not any(file == piece.file and a <= start and end <= b for file, a, b in done):
-                    function.changes.append(Change(piece.file, start, end, text))
-        except NotWritable as reason:
-            function.why_not = str(reason)
-        done.append((piece.file, *piece.bounds(piece.node)))
-        function.places = frozenset(range(before, len(rewriting.places)))
-    rewriting.names = names
-
-
-def _check(
-    c: Construction, rewriting: Rewriting, names: AxisNames, functions: Sequence[_Function]
-) -> None:
-    """Refuse a construction whose collectives are not all found, or whose names mean others'
-    axes.
-    """
-    own = _choices([c], names)
-    meshes = {m for p in c.placed if p.scope.mesh is not None for m in p.scope.mesh.axis_names}
-    if clash := [
-        p[-1]
-        for n, of in own.items()
-        for p in of
-        if p != (n,) and (p[-1] in own or p[-1] in meshes)
-    ]:
-        raise NotWritable(messages.TAKEN.format(name=clash[0]))
-    for placed in c.placed:
-        _check_mesh_axes(placed)
-        for eqn, stack, spans in collectives(placed.program.jaxpr):
-            primitive, over = eqn.primitive.name, mentioned_names(eqn.params)
-            if eqn.params.get("axis_index_groups") is not None:
-                raise NotWritable(messages.GROUPS)
-            # JAX locates rules of derivatives where their function is called.
-            in_rule = "jvp(" in stack or "transpose(" in stack
-            if in_rule and names.mesh_axes.intersection(
-                over
-            ):  # a library reduces over the mesh axis alone, silently
-                in_rule = not spans or any(f.piece.holds(spans[0]) for f in functions)
-            stays = in_rule or all(map(names.stays, over))
-            if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
-                continue
-            if rewriting.handled.isdisjoint(spans) and not rewriting.handled.issuperset(over):
-                called = f"{primitive} over {', '.join(map(str, over))} at {_jax.where_in_user_code(eqn)}"
-                raise NotWritable(messages.NOT_BY_NAME.format(called=called, primitive=primitive))
-
-
-def _check_mesh_axes(placed: Any) -> None:
-    """Refuse a collective over an axis that its operand lacks, and whose mesh axis splits another
-    one of the operand.
-
-    In JAX it reduces that one, and data that are alike, such as zeros, do not tell.
-    """
-
-    every = placed.every_placement
-
-    class Lacking(Checker):
-        def _collective(self, eqn, inputs):
-            held = frozenset().union(*inputs)
-            over = [n for n in mentioned_names(eqn.params) if n in every and n not in held]
-            for name, other in itertools.product(over, held & every.keys()):
-                if {*every[name].mesh_axes} & {*every[other].mesh_axes}:
-                    raise NotWritable(
-                        messages.LACKS.format(where=self.where(eqn), name=name, other=other)
-                    )
-            return super()._collective(eqn, inputs)
-
-    if not placed.nested and len(every) > 1:
-        given = [frozenset(spec.position_of()) for spec in placed.in_specs]
-        entering = undeclared.names_at_entry(placed.program.consts, given, every)
-        Lacking(every, placed.fun_name).results(placed.program.jaxpr, entering)
-
-
-def _keep_what_stays(cs: Sequence[Construction], functions: Iterable[_Function]) -> None:
-    """Refuse edits of functions that an xmap which stays may call."""
-    pending = [c for c in cs if c.refused]
+    roots, ran = [*roots], {*files}
+    seen, pending, found = {*ran}, [*ran], []
     while pending:
-        stays = pending.pop()
-        for function in (f for f in functions if f.changes and stays in f.reached_by):
-            for c in (c for c in function.reached_by if not c.refused):
-                c.refused = messages.SHARES_WITH_ONE_THAT_STAYS.format(where=stays.where)
-                pending.append(c)
+        path = pending.pop()
+        with open(path, "rb") as file:
+            nodes = Names(program_of(file.read(), path).tree).nodes
+        for node in (n for n in nodes if isinstance(n, IMPORTS)):
+            if path not in ran and _old_aliases(node):
+                found.append(path)
+            for other in _files_of(node, [os.path.dirname(path), *roots]):
+                if other not in seen:
+                    seen.add(other)
+                    pending.append(other)
+    return sorted({*found})
+
+
+def _files_of(node: Any, folders: Iterable[str]) -> list[str]:
+    """The files that an import may read."""
+    modules = [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        modules = [f"{node.module or ''}.{name}".strip(".") for name in modules]
+        modules += [node.module or ""]
+    found = []
+    for folder in folders:
+        for name in filter(None, modules):
+            stem = os.path.join(folder, name.replace(".", os.sep))
+            found += [stem + ".py", os.path.join(stem, "__init__.py")]
+    return [os.path.realpath(path) for path in found if os.path.exists(path)]

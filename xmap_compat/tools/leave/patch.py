@@ -23,83 +23,87 @@ class Refused(Exception):
     """Why a program is not patched, or a patch not written."""
 
 
-# ------------------------------------------------------------------------------ copies
+# ---- copies
 
 
 def mirror(folders: Sequence[str], tree: str) -> dict[str, str]:
     """Copy folders, and return where each is; large files are links, and hidden folders are left
     out.
     """
-    within = lambda path, folder: path.startswith(os.path.join(folder, ""))  # noqa: E731
-    kept = dict.fromkeys(
-        f for f in folders if not any(f != other and within(f, other) for other in folders)
-    )
-    copies = {folder: os.path.join(tree, str(k)) for k, folder in enumerate(kept)}
-    for folder, copy in copies.items():
-        count = 0
-        for directory, names, files in os.walk(folder):
-            inner = {name: os.path.join(directory, name) for name in names}
-            left_out = {
-                n
-                for n, path in inner.items()
-                if within(tree, os.path.realpath(path)) or _is_hidden(path)
-            }
-            names[:] = inner.keys() - left_out
-            target = os.path.join(copy, os.path.relpath(directory, folder))
-            os.makedirs(target, exist_ok=True)
-            count += len(files)
-            if count > MOST_FILES:
-                raise Refused(messages.TOO_MANY_FILES.format(folder=folder, most=MOST_FILES))
-            for name in files:
-                path = os.path.realpath(os.path.join(directory, name))
-                _copy(path, os.path.join(target, name), within(path, os.path.realpath(folder)))
+    copies: dict[str, str] = {}
+    for folder in dict.fromkeys(folders):
+        if not any(folder != other and _is_within(folder, other) for other in folders):
+            copies[folder] = os.path.join(tree, str(len(copies)))
+            _copy_folder(folder, copies[folder], tree)
     return copies
 
 
-def _is_hidden(folder: str) -> bool:
+def _is_within(path: str, folder: str) -> bool:
+    return path.startswith(os.path.join(folder, ""))
+
+
+def _copy_folder(folder: str, copy: str, tree: str) -> None:
+    count, real = 0, os.path.realpath(folder)
+    for directory, names, files in os.walk(folder):
+        names[:] = [name for name in names if _is_copied(os.path.join(directory, name), tree)]
+        target = os.path.join(copy, os.path.relpath(directory, folder))
+        os.makedirs(target, exist_ok=True)
+        count += len(files)
+        if count > MOST_FILES:
+            raise Refused(messages.TOO_MANY_FILES.format(folder=folder, most=MOST_FILES))
+        for name in files:
+            path = os.path.realpath(os.path.join(directory, name))
+            with contextlib.suppress(OSError):  # a broken link, a socket
+                _copy(path, os.path.join(target, name), _is_within(path, real))
+
+
+def _is_copied(folder: str, tree: str) -> bool:
     name = os.path.basename(folder)
+    is_hidden = name.startswith(".") or name in ("__pycache__", "node_modules")
     is_environment = os.path.exists(os.path.join(folder, "pyvenv.cfg"))
-    return name.startswith(".") or name in ("__pycache__", "node_modules") or is_environment
+    return not (is_hidden or is_environment or _is_within(tree, os.path.realpath(folder)))
 
 
 def _copy(path: str, target: str, is_own: bool) -> None:
     """Copy a file, or link it: large files, and those of others, of which none is edited."""
-    with contextlib.suppress(OSError):  # a broken link, a socket
-        if (
-            is_own
-            and os.path.isfile(path)
-            and (path.endswith(".py") or os.path.getsize(path) < LARGE)
-        ):
-            shutil.copyfile(path, target)
-        elif os.path.isfile(path):
-            os.symlink(path, target)
+    if not os.path.isfile(path):
+        return
+    is_small = path.endswith(".py") or os.path.getsize(path) < LARGE
+    if is_own and is_small:
+        shutil.copyfile(path, target)
+    else:
+        os.symlink(path, target)
 
 
-# -------------------------------------------------------------------------- diff and writing
+# ---- diff and writing
 
 
 def diff(changes: Changes) -> str:
     """A patch that ``git apply`` takes at the top of the tree."""
-    lines: list[str] = []
-    for path, (before, after) in sorted(changes.items()):
-        top = _git(path, "rev-parse", "--show-toplevel") or os.getcwd()
-        name = os.path.relpath(os.path.realpath(path), os.path.realpath(top)).replace(os.sep, "/")
-        texts = (text.decode("utf-8", "surrogateescape") for text in (before or b"", after))
-        old, new = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in texts)
-        lines += difflib.unified_diff(
-            old, new, f"a/{name}" if before is not None else "/dev/null", f"b/{name}"
-        )
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    )
+    parts = [_diff_of(path, before, after) for path, (before, after) in sorted(changes.items())]
+    return "".join(parts)
+
+
+def _diff_of(path: str, before: bytes | None, after: bytes) -> str:
+    top = _git(path, "rev-parse", "--show-toplevel") or os.getcwd()
+    name = os.path.relpath(os.path.realpath(path), os.path.realpath(top)).replace(os.sep, "/")
+    names = "/dev/null" if before is None else f"a/{name}", f"b/{name}"
+    old, new = _lines(before or b""), _lines(after)
+    text = ""
+    for line in difflib.unified_diff(old, new, *names):
+        text += line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+    return text
+
+
+def _lines(data: bytes) -> list[str]:
+    return re.findall(r"[^\n]*\n|[^\n]+$", data.decode("utf-8", "surrogateescape"))
 
 
 def _git(path: str, *args: str) -> str:
     """What git says in the folder of a file; empty if it cannot."""
     with contextlib.suppress(OSError):
-        done = subprocess.run(
-            ["git", "-C", os.path.dirname(path), *args], capture_output=True, text=True
-        )
+        command = ["git", "-C", os.path.dirname(path), *args]
+        done = subprocess.run(command, capture_output=True, text=True)
         return done.stdout.strip("\n") if done.returncode == 0 else ""
     return ""
 
@@ -107,14 +111,7 @@ def _git(path: str, *args: str) -> str:
 def write(changes: Changes, force: bool = False) -> None:
     """Write all files or none; refuse what cannot be written, or should not."""
     for path, (before, _) in changes.items():
-        if (contents(path) if os.path.lexists(path) else None) != before:
-            raise Refused(messages.CHANGED.format(path=path))
-        if before is not None and not (
-            os.access(path, os.W_OK) and os.stat(path).st_mode & stat.S_IWUSR
-        ):
-            raise Refused(messages.READ_ONLY.format(path=path))
-        if before is not None and not force and _git(path, "status", "--porcelain", "--", path):
-            raise Refused(messages.UNCOMMITTED.format(path=path))
+        _check(path, before, force)
     ready: dict[str, str] = {}
     try:
         for path, (_, after) in changes.items():
@@ -122,16 +119,32 @@ def write(changes: Changes, force: bool = False) -> None:
         for path, new in ready.items():
             os.replace(new, os.path.realpath(path))
     except OSError as error:
-        for path in (path for path, new in ready.items() if not os.path.exists(new)):
-            before, real = changes[path][0], os.path.realpath(path)
-            if before is None:
-                os.unlink(real)
-            else:
-                os.replace(_beside(real, before), real)
+        for path, new in ready.items():
+            if not os.path.exists(new):
+                _put_back(os.path.realpath(path), changes[path][0])
         raise Refused(messages.NOT_WRITTEN.format(error=error)) from None
     finally:
         for new in filter(os.path.exists, ready.values()):
             os.unlink(new)
+
+
+def _check(path: str, before: bytes | None, force: bool) -> None:
+    if (contents(path) if os.path.lexists(path) else None) != before:
+        raise Refused(messages.CHANGED.format(path=path))
+    if before is None:
+        return
+    may = os.access(path, os.W_OK) and os.stat(path).st_mode & stat.S_IWUSR
+    if not may:
+        raise Refused(messages.READ_ONLY.format(path=path))
+    if not force and _git(path, "status", "--porcelain", "--", path):
+        raise Refused(messages.UNCOMMITTED.format(path=path))
+
+
+def _put_back(path: str, before: bytes | None) -> None:
+    if before is None:
+        os.unlink(path)
+    else:
+        os.replace(_beside(path, before), path)
 
 
 def contents(path: str) -> bytes:
@@ -148,4 +161,6 @@ def _beside(path: str, data: bytes) -> str:
         file.write(data)
     if os.path.exists(path):
         shutil.copymode(path, name)
+    else:
+        os.chmod(name, 0o644)
     return name

@@ -1,255 +1,206 @@
-"""Places in the user's files: the calls of xmap, and the functions that a call reaches."""
+"""What a file of the program calls: xmap, collectives, layers that reduce over an axis."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
-import dis
-import functools
-import gc
-import inspect
 import os
-import sys
-import sysconfig
-import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-import jax
+from xmap_compat.tools.leave.helper_text import FUNCTIONS, METHODS, REDUCTIONS
+from xmap_compat.tools.source.bindings import Names, text_of
+from xmap_compat.tools.source.layout import program_of, replacing
 
-import xmap_compat
-from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.construction import Change, Construction
-from xmap_compat.tools.leave.text import OURS, NotWritable
-from xmap_compat.tools.leave.user_code import (
-    LOOKUPS,
-    Piece,
-    codes_in,
-    file_at,
-    is_ours,
-    is_xmap,
-    source_of,
-)
-from xmap_compat.tools.source.bindings import first_line
-
-_PATHS = sysconfig.get_paths()
-_LIBRARIES = tuple(
-    {*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))}
-)
+HOMES = ("jax.experimental.maps", "xmap_compat", "jax.interpreters.pxla")
+GONE = tuple(f"{home}." for home in HOMES)
+XMAPS = tuple(f"{home}.xmap" for home in (*HOMES, "xmap_compat.api"))
+# By which libraries call the axis of a layer that reduces over it.
+_LAYERS = ("axis_name", "cross_replica_axis", "pmap_axis_name", "bn_axis_name")
+_OVER_AXES = ("jax.lax.", "jax.numpy.", "jax.nn.", "jax.scipy.")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+Span = tuple[int, int, int, int]
 
 
-def file_of(module: Any) -> str:
-    """The file of a module; some have no string there."""
-    file = getattr(module, "__file__", None)
-    return file if isinstance(file, str) else ""
+def span_of(node: Any) -> Span:
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
-def _is_xmapped(value: Any) -> bool:
-    return isinstance(value, type(jax.jit(len))) and callable(getattr(value, "plan", None))
-
-
-def is_under(file: str, root: str) -> bool:
-    """Whether a file belongs to the program whose files are in a folder, as this package never
-    does.
-    """
-    path, folder = _real(os.getcwd(), file), os.path.join(_real(os.getcwd(), root), "")
-    is_library = path.startswith((*_LIBRARIES, _OWN)) or f"{os.sep}site-packages{os.sep}" in path
-    return path.startswith(folder) and not is_library and os.path.exists(path)
-
-
-def xmap_at(c: Construction, undeclared: bool) -> Change:
-    """The edit that puts ``mapped`` in the place of ``xmap`` in the call of a construction.
-
-    Args:
-      undeclared: whether devices keep elements of results that its out_axes do not declare: the
-      edit says so.
-    """
-    whole, found = dataclasses.replace(file_at(c.file, "a call of xmap"), globals=c.globals), []
-    for statement in whole.tree.body:
-        if first_line(statement) <= c.line <= (statement.end_lineno or 0):
-            piece = dataclasses.replace(whole, node=statement)
-            for node in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
-                starts = node.lineno == c.line and c.column in (None, node.col_offset)
-                callee = _xmap_of(piece, node) if starts else None
-                if callee is not None and callee not in found:
-                    found.append(callee)
-    if len(found) != 1:
-        raise NotWritable(messages.SEVERAL if found else messages.NO_XMAP_HERE)
-    start, end = whole.bounds(found[0])
-    text = f"{OURS}partial({OURS}mapped, undeclared=True)" if undeclared else f"{OURS}mapped"
-    call = next(
-        (n for n in ast.walk(whole.tree) if isinstance(n, ast.Call) and n.func is found[0]), None
-    )
-    if (
-        call is not None
-        and not call.args
-        and call.keywords
-        and all(k.arg not in ("fun", None) for k in call.keywords)
-    ):
-        end = whole.bounds(call.keywords[0])[0]  # a decorator that takes the function later
-        text = f"{OURS}partial({OURS}mapped, " + "undeclared=True, " * undeclared
-    return Change(c.file, start, end, text)
-
-
-def unmade(cs: Iterable[Construction], is_own: Callable[[str], bool]) -> list[Construction]:
-    """The calls of xmap in files of the program that this run has not executed, such as in branches
-    not taken.
-    """
-    made, found = {(os.path.realpath(c.file), c.line) for c in cs}, list[Construction]()
-    known = {
-        file_of(m): m for m in list(sys.modules.values()) if file_of(m).endswith((".py", ".ipynb"))
-    }
-    modules = {os.path.realpath(f): m for f, m in known.items() if is_own(f) and os.path.getsize(f)}
-    for file, module in modules.items():
-        whole = dataclasses.replace(file_at(file, file), globals=vars(module))
-        for statement in whole.tree.body:
-            piece = dataclasses.replace(whole, node=statement)
-            for node in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
-                if (file, node.lineno) in made or _xmap_of(piece, node) is None:
-                    continue
-                made.add((file, node.lineno))
-                c = Construction(
-                    file, node.lineno, node.col_offset, len(made) + 10_000, globals=vars(module)
-                )
-                c.functions, c.refused = _as_if_made(node, vars(module))
-                c.function = getattr(c.functions[0], "__name__", "") if c.functions else ""
-                found.append(c)
-    return found
-
-
-def _as_if_made(node: ast.Call, names: dict[str, Any]) -> tuple[list[Any], str]:
-    """The function that a call of xmap makes, if it can be made of global variables; why not."""
-    try:
-        made = eval(compile(ast.Expression(node), "<xmap>", "eval"), dict(names))
-        return [made] if _is_xmapped(made) or hasattr(made, "plan") else [], ""
-    except Exception:
-        given = next(
-            (
-                value
-                for n in node.args[:1]
-                if isinstance(n, ast.Name) and (value := names.get(n.id))
-            ),
-            None,
-        )
-        stays = types.SimpleNamespace(
-            plan=types.SimpleNamespace(declared=types.SimpleNamespace(fun=given, names=()))
-        )
-        return [stays], messages.NOT_MADE
-
-
-def _xmap_of(piece: Piece, node: ast.Call) -> ast.expr | None:
-    """The ``xmap`` that is called, also in ``functools.partial(xmap, ...)`` and ``partial(xmap,
-    ...)(function)``.
-    """
-    if isinstance(node.func, ast.Call):
-        return _xmap_of(piece, node.func)
-    callee = piece.meaning(node.func)
-    called = node.args[0] if callee is functools.partial and node.args else node.func
-    return called if is_xmap(piece.meaning(called)) and piece.is_fixed(called) else None
-
-
-# --------------------------------------------------------------------- what a call reaches
-
-
-class Reached:
-    """The user's functions that some functions may call, found by the values that their codes read.
+class Source:
+    """A file, and the places in it that change.
 
     Attributes:
-      functions: by their code; those with the same code together.
+      functions: names and attributes, and the helper's function for each.
+      methods: calls of methods of arrays that become the helper's functions.
+      layers: arguments that name an axis to a layer of a library.
+      calls: by their place; the innermost last.
     """
 
-    def __init__(self, functions: Iterable[Any], is_own: Callable[[str], bool]):
-        self.functions: dict[types.CodeType, list[types.FunctionType]] = {}
-        self._is_own = is_own
-        self._seen: dict[int, Any] = {}
-        self._names: set[str] = {"__call__", "__init__", "__post_init__", "__new__", "setup"}
-        self._owners: list[Any] = []  # modules and classes, of which only what is named is reached
-        pending, count = [*functions], -1
-        while len(self._seen) + len(self._names) != count:
-            count = len(self._seen) + len(self._names)
-            while pending:
-                pending.extend(self._visited(pending.pop()))
-            pending = [
-                held
-                for owner in self._owners
-                for name, held in vars(owner).items()
-                if name in self._names
-            ]
+    def __init__(
+        self,
+        path: str,
+        data: bytes,
+        is_axis: Callable[[str], bool],
+        traced: Collection[Span],
+        own: Collection[str],
+    ):
+        program = program_of(data, path)
+        self.path, self.data, self.lines = path, data, program.text.split("\n")
+        self.tree = program.tree
+        self.names, self._is_axis, self._traced, self._own = (
+            Names(program.tree),
+            is_axis,
+            traced,
+            own,
+        )
+        self.calls: dict[Span, ast.Call] = {}
+        for node in self.names.nodes:
+            if isinstance(node, ast.Call):
+                self.calls[span_of(node)] = node
+        self.functions = self._functions()
+        self.methods = [call for call in self.calls.values() if self._is_method(call)]
+        self.layers = [value for call in self.calls.values() for value in self._layer_axes(call)]
 
-    @property
-    def names(self) -> set[str]:
-        return {code.co_name for code in self.functions} | {
-            owner.__name__ for owner in self._owners
-        }
+    # ---- what changes
 
-    def _visited(self, value: Any) -> Iterable[Any]:
-        """What can be reached from a value in one step."""
-        if (
-            id(value) in self._seen
-            or isinstance(value, _DATA)
-            or (is_ours(value) and not _is_xmapped(value))
-        ):
-            return ()
-        self._seen[id(value)] = value
-        if _is_xmapped(value):
-            return (value.plan.declared.fun,)
-        if isinstance(value, (types.ModuleType, type)):
-            if not self._is_own(file_of(inspect.getmodule(value))):
-                return ()
-            self._owners.append(value)
-            return value.__mro__[1:-1] if isinstance(value, type) else ()
-        if isinstance(value, types.FunctionType):
-            return self._of_function(value)
-        held = gc.get_referents(value)
-        return held if len(held) < 2000 else ()
+    def _functions(self) -> dict[ast.AST, str]:
+        found: dict[ast.AST, str] = {}
+        others: dict[ast.AST, str] = {}
+        for node in self.names.nodes:
+            path = self.names.of(node) if isinstance(getattr(node, "ctx", None), ast.Load) else ""
+            if path in REDUCTIONS:
+                if self._reduces(self.names.parents[node], node):
+                    found[node] = FUNCTIONS[path]
+            elif path in FUNCTIONS:
+                of = found if self._may_name(self.names.parents[node]) else others
+                of[node] = FUNCTIONS[path]
+        imported = {node.id for node in found if isinstance(node, ast.Name)}
+        for node, function in others.items():  # one import serves all uses
+            if isinstance(node, ast.Name) and node.id in imported:
+                found[node] = function
+        return found
 
-    def _of_function(self, value: types.FunctionType) -> Iterable[Any]:
-        held = [x for x in gc.get_referents(value) if x is not value.__globals__]
-        if self._is_own(value.__code__.co_filename):
-            self.functions.setdefault(value.__code__, []).append(value)
-            codes = list(codes_in(value.__code__))
-            self._names |= {name for code in codes for name in code.co_names}
-            read = {
-                i.argval
-                for code in codes
-                for i in dis.get_instructions(code)
-                if i.opname in LOOKUPS
-            }
-            held += [value.__globals__[name] for name in read if name in value.__globals__]
-        return held
+    def _may_name(self, parent: ast.AST) -> bool:
+        """Whether a call may be over an axis of an xmap; literal names of others are not."""
+        if not isinstance(parent, ast.Call):
+            return True
+        values = [*parent.args, *(keyword.value for keyword in parent.keywords)]
+        named = [name for value in values for name in texts_in(value)]
+        return not named or any(map(self._is_axis, named))
 
-    @staticmethod
-    def piece(functions: Sequence[Any]) -> Piece:
-        """The text of functions with one code."""
-        pieces = [source_of(f) for f in functions]
-        known = [p.closure for p in pieces]
-        # The name of an axis stays where it is a variable: other calls may have another one.
-        closure = {
-            n: v
-            for n, v in known[0].items()
-            if not _is_name(v) and all(c.get(n) is v for c in known)
-        }
-        return dataclasses.replace(pieces[0], closure=closure)
+    def _reduces(self, call: ast.AST, function: ast.AST) -> bool:
+        """Whether the call of a function of whole arrays is over a named axis: by a literal, or as
+        the recorder has seen.
+        """
+        if not isinstance(call, ast.Call) or call.func is not function:
+            return False
+        return self._is_over(call, call.args[1:2])
+
+    def _is_method(self, call: ast.Call) -> bool:
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr not in METHODS:
+            return False
+        return not self.names.of(function) and self._is_over(call, call.args[:1])
+
+    def _is_over(self, call: ast.Call, given: list[ast.expr]) -> bool:
+        given = given + [k.value for k in call.keywords if k.arg in ("axis", "axis_name")]
+        named = [name for value in given for name in texts_in(value)]
+        return any(map(self._is_axis, named)) or (bool(given) and span_of(call) in self._traced)
+
+    def _layer_axes(self, call: ast.Call) -> Iterator[ast.expr]:
+        """The axes of a layer of a library that is made in a function."""
+        name = self.library(call.func)
+        is_class = name.rpartition(".")[2][:1].isupper()
+        if is_class and not name.startswith("jax.") and self._is_in_function(call):
+            for keyword in call.keywords:
+                named = texts_in(keyword.value)
+                is_axis = any(map(self._is_axis, named)) if named else _is_variable(keyword.value)
+                if keyword.arg in _LAYERS and is_axis:
+                    yield keyword.value
+
+    def _is_in_function(self, node: ast.AST | None) -> bool:
+        while node is not None and not isinstance(node, _FUNCTIONS):
+            node = self.names.parents.get(node)
+        return node is not None
+
+    # ---- what stands there
+
+    def library(self, node: ast.AST) -> str:
+        """The dotted name of a function of a library; empty for the program's own, and for
+        variables.
+        """
+        name = self.names.of(node)
+        if not isinstance(node, (ast.Name, ast.Attribute)):
+            name = self.names.dotted(node)
+        root = name.lstrip(".").partition(".")[0]
+        return "" if name.startswith(".") or root in self._own else name
+
+    def xmap_at(self, call: ast.Call) -> ast.expr | None:
+        """The ``xmap`` that is called, also in ``partial(xmap, ...)``."""
+        if isinstance(call.func, ast.Call):
+            return self.xmap_at(call.func)
+        called = call.func
+        if call.args and self.names.of(called) == "functools.partial":
+            called = call.args[0]
+        return called if self.names.of(called) in XMAPS else None
+
+    def xmaps(self, line: int, column: int) -> list[ast.expr]:
+        """The different uses of xmap in calls that start at a place."""
+        found = []
+        for call in self.calls.values():
+            if (call.lineno, call.col_offset) == (line, column):
+                callee = self.xmap_at(call)
+                if callee is not None and callee not in found:
+                    found.append(callee)
+        return found
+
+    def is_named(self, call: ast.Call) -> bool:
+        """Whether the edit names what a call calls, or the name is a variable, which it may have
+        named where that is made.
+        """
+        inside = [*ast.walk(call.func)]
+        if call in self.methods or any(node in self.functions for node in inside):
+            return True
+        return not self.library(call.func)
+
+    def missed(self, names: Collection[str]) -> ast.Call | None:
+        """A call of a library that names one of these axes, and stays."""
+        for call in self.calls.values():
+            library = self.library(call.func)
+            is_checked = library and library != "functools.partial" and not self.is_named(call)
+            if is_checked and self._names_one(call, library, names):
+                return call
+        return None
+
+    def _names_one(self, call: ast.Call, library: str, names: Collection[str]) -> bool:
+        keywords = [k.value for k in call.keywords if "axis" in (k.arg or "")]
+        given = [value for value in keywords if value not in self.layers]
+        is_class = library.rpartition(".")[2][:1].isupper()
+        if library.startswith("jax."):
+            given = [*given, *call.args] if library.startswith(_OVER_AXES) else []
+        elif is_class:
+            given = [*given, *call.args]
+        return any(name in names for value in given for name in texts_in(value))
+
+    def between(self, start: tuple[int, int], end: tuple[int, int]) -> str:
+        """The text of a part of the file."""
+        lines = [line.encode() for line in self.lines[start[0] - 1 : end[0]]]
+        lines[-1] = lines[-1][: end[1]]
+        lines[0] = lines[0][start[1] :]
+        return b"\n".join(lines).decode()
+
+    def shown(self, node: Any) -> str:
+        """The first line of a part of the file."""
+        return self.between(*replacing(node, "")[:2]).split("\n")[0]
+
+    def where(self, node: Any) -> str:
+        return f"{os.path.basename(self.path)}:{node.lineno}"
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, (tuple, list)) and any(map(_is_name, value))
-    )
+def texts_in(node: ast.AST) -> list[str]:
+    """The literal strings of an axis argument."""
+    parts = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
+    return [text for text in map(text_of, parts) if text]
 
 
-_OWN = os.path.join(os.path.dirname(os.path.realpath(xmap_compat.__file__)), "")
-_real = functools.cache(
-    lambda here, path: os.path.realpath(os.path.join(here, path))
-)  # of every module, often
-_DATA = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    type(None),
-    jax.Array,
-    types.CodeType,
-    types.BuiltinFunctionType,
-)
+def _is_variable(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))

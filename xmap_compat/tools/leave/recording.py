@@ -1,42 +1,26 @@
-"""The first run: the program with xmap, in which constructions and their first calls are
-recorded.
-"""
+"""The first run: the program with xmap, whose constructions and their first calls are recorded."""
 
 from __future__ import annotations
 
-import dataclasses
-import dis
 import functools
-import importlib
 import json
 import os
 import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from xmap_compat.legacy import import_hook
-from xmap_compat.tools.leave import comparing, messages, verifying
-from xmap_compat.tools.leave.comparing import (
-    Leaf,
-    RecordedCall,
-    described,
-    is_traced,
-    jax,
-    restored,
-    to_host,
-    watched,
-)
-from xmap_compat.tools.leave.construction import Construction, Edited, Entered
+from xmap_compat.tools.leave import messages, running, values
+from xmap_compat.tools.leave.construction import Construction, Found
+from xmap_compat.tools.leave.values import Leaf, RecordedCall, is_traced, restored
 
 OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-
-
-MOST_TRACES = 16  # of each construction
+SMALL = 1 << 24  # bytes of arguments that are computed once more, on one device
 
 
 class _Pending(NamedTuple):
@@ -49,35 +33,9 @@ class _Pending(NamedTuple):
     structure: Any
 
 
-def note_entered(kinds: Iterable[type], entered: set[Entered], otherwise: set[Entered]) -> None:
-    """Note where ``with`` enters a mesh of these classes, and where a mesh is entered as
-    ``jax.set_mesh`` cannot be.
-    """
-    is_clean = importlib.import_module("xmap_compat.legacy.adapters").trace_state_clean
-    for kind in kinds:
-
-        def noted(self, enter=kind.__enter__):  # type: ignore[attr-defined]
-            frame = sys._getframe(1)
-            line, end, column, last = [*frame.f_code.co_positions()][frame.f_lasti // 2]
-            code = list(dis.get_instructions(frame.f_code))
-            before = (i for i in code if i.offset < frame.f_lasti)
-            same = [
-                i
-                for i in before
-                if i.opname == "BEFORE_WITH" and i.positions == (line, end, column, last)
-            ]
-            place = os.path.realpath(frame.f_code.co_filename), line or 0, column or 0, len(same)
-            entered.add(place)
-            by_with = any(i.offset == frame.f_lasti and i.opname == "BEFORE_WITH" for i in code)
-            if not (is_clean() and by_with):
-                otherwise.add(place)
-            return enter(self)
-
-        kind.__enter__ = noted  # type: ignore[attr-defined]
-
-
-def _noting_gradients(c: Construction, results: Any) -> Any:
+def noting_gradients(c: Construction, results: Any) -> Any:
     """The same traced results, of which it is noted when a derivative is taken."""
+    import jax
 
     noted = jax.custom_jvp(lambda x: x)
 
@@ -86,7 +44,7 @@ def _noting_gradients(c: Construction, results: Any) -> Any:
         c.differentiated = True
         return primals[0], tangents[0]
 
-    return jax.tree.map(lambda x: noted(x) if isinstance(x, jax.core.Tracer) else x, results)
+    return jax.tree.map(lambda x: noted(x) if is_traced(x) else x, results)
 
 
 class Recorder:
@@ -97,67 +55,48 @@ class Recorder:
     def __init__(self, spec: dict[str, Any]):
         self.spec, self.lock, self.local = spec, threading.RLock(), threading.local()
         self.found: dict[tuple[str, int, int], Construction] = {}
+        self.functions: dict[int, list[Any]] = {}  # what each construction has made
+        self.traces: list[tuple[Any, Any]] = []  # declarations, with their placed calls
         self.records: list[RecordedCall] = []
         self.pending: list[_Pending] = []
-        self.structures: list[
-            tuple[Any, Any]
-        ] = []  # of each record: the function, and the structure of its arguments
         self.seen: dict[Any, int] = {}
-        self.entered, self.otherwise = set[Entered](), set[Entered]()
         self.bytes, self.over = 0, False
 
     def begin(self) -> None:
-        """Begin when the program has imported JAX, which these modules need."""
-        names = ("api", "core.placement", "core.watch")
-        self.api, self.placement, watch = (
-            importlib.import_module(f"xmap_compat.{name}") for name in names
-        )
-        watch.watch_everywhere(watch.Watcher(traced=self.traced, constructed=self.constructed))
-        note_entered(
-            (jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh),
-            self.entered,
-            self.otherwise,
-        )
+        """Begin when the program has imported JAX."""
+        from xmap_compat.core import watch
 
-    # Constructions
+        watch.watch_everywhere(watch.Watcher(traced=self.traced, constructed=self.constructed))
+
+    # ---- constructions
 
     def constructed(self, function: Any) -> Any:
-        frame, libraries = (
-            sys._getframe(2),
-            (OWN, os.path.dirname(sys.modules["jax"].__file__ or "") + os.sep),
-        )
+        if self.over:
+            return function
+        import jax
+
+        libraries = (OWN, os.path.dirname(jax.__file__) + os.sep)
+        frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
             frame = frame.f_back
         line, _, column, _ = [*frame.f_code.co_positions()][frame.f_lasti // 2]
         key = frame.f_code.co_filename, line or frame.f_lineno, column or 0
         with self.lock:
-            new = Construction(
-                *key, len(self.found), getattr(function, "__name__", ""), frame.f_globals
-            )
+            new = Construction(*key, len(self.found), getattr(function, "__name__", ""))
             c = self.found.setdefault(key, new)
             c.reached += 1
+            made = self.functions.setdefault(c.number, [])
+            if all(function is not other for other in made):
+                made.append(function)
             self.tell()
-            if all(function is not other for other in c.functions):
-                c.functions.append(function)
-            return watched(function, functools.partial(self.called, c, c.reached, function))
+            return values.watched(function, functools.partial(self.called, c, c.reached, function))
 
-    def traced(self, declared: Any, made: Any, args: Any) -> None:
-        """Keep the placements of a call that is traced."""
+    def traced(self, declared: Any, placed: Any, args: Any) -> None:
         with self.lock:
-            known = [c for c in self.found.values() if not self.over]
-            made_by = [c for c in known if any(f.plan.declared is declared for f in c.functions)]
-        if made is not None:
-            for c in made_by:
-                with self.lock:
-                    c.placed = [*c.placed, made][:MOST_TRACES]
-                    c.given = [*c.given, jax.tree.map(lambda _: None, args)][:MOST_TRACES]
+            if placed is not None and not self.over:
+                self.traces.append((declared, placed))
 
-    @property
-    def stack(self) -> list[Construction]:
-        """The constructions that are being called in this thread."""
-        return self.local.__dict__.setdefault("stack", [])
-
-    # Calls
+    # ---- calls
 
     def called(
         self, c: Construction, reached: int, function: Any, *args: Any, **kwargs: Any
@@ -168,41 +107,56 @@ class Recorder:
         try:
             return self._called(c, reached, function, args, kwargs)
         except Exception as error:
-            c.problem = messages.RAISES.format(error=comparing.in_a_line(error))
+            c.problem = messages.RAISES.format(error=values.in_a_line(error))
             raise
         finally:
             self.stack.pop()
 
+    @property
+    def stack(self) -> list[Construction]:
+        """The constructions that are being called in this thread."""
+        return vars(self.local).setdefault("stack", [])
+
     def _called(
         self, c: Construction, reached: int, function: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        outer, scope = bool(self.placement.enclosing_bodies()), self.placement.current_scope()
+        from xmap_compat.core import placement
+
+        inside = bool(placement.enclosing_bodies())
         with self.lock:
             c.calls += 1
-            c.inside.update(around.number for around in self.stack[:-1] if outer)
-        if outer or kwargs:
+            c.inside.update(around.number for around in self.stack[:-1] if inside)
+        if inside or kwargs:
             return function(*args, **kwargs)
         try:
-            kind = c.number, function.plan.declared.key(), described(args), scope, is_traced(args)
+            described = values.described(args)
         except TypeError:  # no arrays: xmap says so
             return function(*args)
-        call = RecordedCall(
-            c.number, reached, described(args), comparing.placed(scope.mesh), is_traced(args)
-        )
+        mesh = values.placed(placement.current_scope().mesh)
+        call = RecordedCall(c.number, reached, described, mesh, is_traced(args))
+        kind = call._replace(reached=0, mesh=str(mesh)), id(function)
         wanted = self.wanted(kind, not call.traced)
         if wanted and call.traced:
             self.note_arguments(call, kind, function, args)
-        elif wanted:  # arguments may be donated
-            call = call._replace(leaves=[to_host(leaf) for leaf in jax.tree.leaves(args)])
+        elif wanted:
+            return self.recorded(c, call, function, args)
+        results = function(*args)
+        return noting_gradients(c, results) if is_traced(results) else results
+
+    def recorded(self, c: Construction, call: RecordedCall, function: Any, args: Any) -> Any:
+        """The results of a call, which is recorded."""
+        import jax
+
+        leaves = [values.to_host(leaf) for leaf in jax.tree.leaves(args)]  # some may be donated
+        structure = jax.tree.structure(args)
         results = function(*args)
         if is_traced(results):  # as those of a function that closes over a tracer are
-            return _noting_gradients(c, results)
-        if wanted and not call.traced:
-            try:
-                noted = call._replace(results=comparing.evaluated(lambda: results, (), False))
-                self.keep(c, noted, function, jax.tree.structure(args))
-            except Exception as error:  # must not change the behaviour of the program
-                c.problem = messages.NOT_REPEATED.format(error=comparing.in_a_line(error))
+            return noting_gradients(c, results)
+        try:
+            found = values.evaluated(lambda: results, (), False)
+            self.keep(c, call._replace(leaves=leaves, results=found), function, structure)
+        except Exception as error:  # must not change the behaviour of the program
+            c.problem = messages.NOT_REPEATED.format(error=values.in_a_line(error))
         return results
 
     def wanted(self, kind: Any, more: int) -> bool:
@@ -215,152 +169,155 @@ class Recorder:
 
     def note_arguments(self, call: RecordedCall, kind: Any, function: Any, args: Any) -> None:
         """Note the values of arguments when the traced program is executed."""
+        import jax
+
         leaves, structure = jax.tree.flatten(args)
         types = [jax.typeof(leaf) for leaf in leaves]
         is_key = [jax.numpy.issubdtype(t.dtype, jax.dtypes.prng_key) for t in types]
         keys = [str(jax.random.key_impl(x)) if k else "" for x, k in zip(leaves, is_key)]
+        plain = [jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key)]
 
-        def note(*values):
+        def note(*arrays):
             with self.lock:
-                if self.wanted(kind, 1) and self.fits(values):
-                    noted = [
-                        Leaf(np.array(v), t.weak_type, key)
-                        for v, t, key in zip(values, types, keys)
-                    ]
+                if self.wanted(kind, 1) and self.fits(arrays):
+                    pairs = zip(arrays, types, keys)
+                    noted = [Leaf(np.array(x), of.weak_type, key) for x, of, key in pairs]
                     self.pending.append(_Pending(call._replace(leaves=noted), function, structure))
                     self.tell()
 
-        jax.debug.callback(
-            note, *(jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key))
-        )
+        jax.debug.callback(note, *plain)
 
     def tell(self) -> None:
         count = len(self.records) + len(self.pending)
-        verifying.tell(self.spec, f"{len(self.found)} constructions made, {count} calls recorded")
+        text = f"{len(self.found)} constructions made, {count} calls recorded"
+        running.tell(self.spec, text)
 
-    def fits(self, values: Any) -> bool:
-        self.bytes += sum(getattr(value, "nbytes", 8) for value in values)
+    def fits(self, arrays: Iterable[Any]) -> bool:
+        self.bytes += sum(getattr(value, "nbytes", 8) for value in arrays)
         return self.bytes <= self.spec["bytes"]
 
     def keep(self, c: Construction, call: RecordedCall, function: Any, structure: Any) -> None:
+        arrays = [leaf.value for _, leaf in call.results]
+        if not call.traced:  # those of a traced one are counted when they are noted
+            arrays += [leaf.value for leaf in call.leaves]
         with self.lock:
-            own = (
-                () if call.traced else call.leaves
-            )  # of a traced one, they are counted when they are noted
-            if self.fits([leaf.value for leaf in (*own, *(leaf for _, leaf in call.results))]):
-                self.records.append(call)
-                self.structures.append((function, structure))
-                c.recorded += 1
-                self.tell()
-            else:
+            if not self.fits(arrays):
                 c.problem = messages.NO_MEMORY
+                return
+            self.records.append(call)
+            self.pending.append(_Pending(call, function, structure))
+            c.recorded += 1
+            self.tell()
 
-    # The end
+    # ---- the end
 
     def finish(self, ended: str) -> None:
         if "jax" in sys.modules:
-            jax.effects_barrier()
+            sys.modules["jax"].effects_barrier()
+        self.over = True
         constructions = list(self.found.values())
-        for pending in self.pending:
-            self.compute(constructions[pending.call.construction], pending)
-        self.over = True  # before xmaps of ours are made
-        for k, call in enumerate(self.records):
-            if [*constructions[call.construction].key] in self.spec["noise"]:
-                self.records[k] = self.with_noise(call, *self.structures[k])
+        noted, self.pending = self.pending, []
+        for each in noted:
+            if not each.call.results:
+                self.compute(constructions[each.call.construction], each)
+        kept = [each for each in (*noted, *self.pending) if each.call.results]
+        noise = self.noises(kept)
+        records = [r._replace(noise=noise.get(r.construction, 0.0)) for r in self.records]
         with open(self.spec["records"], "wb") as file:
-            pickle.dump(self.records, file)
-        edited = self.edited(constructions) if constructions else Edited([])
-        compared = {call.construction for call in self.records if call.differentiated}
-        told = [
-            dataclasses.replace(c.told(), differentiated=c.number in compared)
-            for c in edited.constructions
-        ]
-        entered = frozenset(self.entered - self.otherwise)
-        edited = edited._replace(
-            constructions=told, ended=ended, entered=entered, keeps_meshes=bool(self.otherwise)
-        )
+            pickle.dump(records, file)
+        found = Found(constructions, self.files(), ended)
+        self.learn(constructions)
+        compared = {call.construction for call in records if call.differentiated}
+        for c in constructions:
+            c.file, c.differentiated = os.path.realpath(c.file), c.number in compared
         with open(self.spec["result"], "wb") as file:
-            pickle.dump(edited, file)
-
-    def with_noise(self, call: RecordedCall, function: Any, structure: Any) -> RecordedCall:
-        """A record with the results that its arguments have where all elements are on one
-        device.
-        """
-        if any(leaf.devices for leaf in call.leaves):
-            return call
-        declared = function.plan.declared
-        alone = self.api.xmap(
-            declared.fun, declared.in_source, declared.out_source, axis_sizes=declared.sizes
-        )
-        try:
-            args = jax.tree.unflatten(structure, map(restored, call.leaves))
-            return call._replace(noise=comparing.evaluated(alone, args, call.differentiated))
-        except Exception:  # it is compared without
-            return call
+            pickle.dump(found, file)
 
     def compute(self, c: Construction, pending: _Pending) -> None:
         """The results, and the gradients if the program took some, for arguments that were
         noted.
         """
-        try:
-            mesh = pending.call.mesh and comparing.mesh_of(pending.call.mesh)
-            with importlib.import_module("xmap_compat.core.mesh").entered(mesh):
-                args = jax.tree.unflatten(pending.structure, map(restored, pending.call.leaves))
-                results = comparing.evaluated(pending.function, args, c.differentiated)
-            call = pending.call._replace(results=results, differentiated=c.differentiated)
-            self.keep(c, call, pending.function, pending.structure)
-        except Exception as error:
-            c.problem = messages.NOT_REPEATED.format(error=comparing.in_a_line(error))
+        import jax
 
-    def generated(self, constructions: list[Construction]) -> list[str]:
-        """The files of constructions and modules that are not in the user's folders: the program
-        has written them.
+        from xmap_compat.core.mesh import entered
+
+        call, function, structure = pending
+        try:
+            with entered(call.mesh and values.mesh_of(call.mesh)):
+                args = jax.tree.unflatten(structure, map(restored, call.leaves))
+                results = values.evaluated(function, args, c.differentiated)
+            call = call._replace(results=results, differentiated=c.differentiated)
+            self.keep(c, call, function, structure)
+        except Exception as error:
+            c.problem = messages.NOT_REPEATED.format(error=values.in_a_line(error))
+
+    def noises(self, kept: Sequence[_Pending]) -> dict[int, float]:
+        """How much the first recorded call of each construction differs from itself with all
+        elements on one device.
         """
-        users = {copy: folder for folder, copy in self.spec["folders"].items()}
-        modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        files = {
-            os.path.realpath(f)
-            for f in (*modules, *(c.file for c in constructions))
-            if isinstance(f, str)
-        }
-        return [file for file in files if not os.path.exists(verifying.moved(users, file))]
+        found: dict[int, float] = {}
+        for each in kept:
+            number = each.call.construction
+            sizes = (leaf.value.nbytes for leaf in each.call.leaves)
+            if number not in found and sum(sizes) < SMALL:
+                found[number] = _noise(*each)
+        return found
 
-    def edited(self, constructions: list[Construction]) -> Edited:
-        refused = {tuple(key): why for key, why in self.spec["refused"]}
-        for (
-            c
-        ) in constructions:  # what one has traced, others of the same function need not trace again
-            same = [
-                o for o in constructions if any(f is g for f in c.functions for g in o.functions)
-            ]
-            c.placed = list({id(p): p for o in same for p in o.placed}.values()) if c.calls else []
-            c.given = [args for o in same for args in o.given]
-            c.refused = refused.get(c.key, "")
-        edits = importlib.import_module("xmap_compat.tools.leave.edits")
-        try:
-            options = {
-                "root": self.spec["tree"],
-                "beside": self.spec["beside"],
-                "generated": self.generated(constructions),
-            }
-            return edits.edits_of(constructions, **options)
-        except Exception as error:
-            traceback.print_exc()
-            for c in constructions:
-                c.change, c.changes, c.refused = (
-                    None,
-                    (),
-                    messages.FAILED.format(error=comparing.in_a_line(error)),
-                )
-            return Edited(constructions)
+    def learn(self, constructions: Sequence[Construction]) -> None:
+        """Note what the constructions have declared and traced."""
+        if not constructions:
+            return
+        from xmap_compat.tools.leave import tracing
+
+        for c in constructions:
+            declared = [function.plan.declared for function in self.functions[c.number]]
+            traced = [placed for of, placed in self.traces if any(of is d for d in declared)]
+            tracing.learn(c, declared, traced, self.is_own)
+
+    def files(self) -> dict[str, str]:
+        """The program's own files, and the names of their modules."""
+        found = {}
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and file.endswith((".py", ".ipynb")):
+                spec = getattr(module, "__spec__", None)
+                found[os.path.realpath(file)] = getattr(spec, "name", None) or name
+        for c in self.found.values():
+            found.setdefault(os.path.realpath(c.file), "")
+        return {file: name for file, name in found.items() if self.is_own(file)}
+
+    def is_own(self, file: str) -> bool:
+        """Whether a file is one of the user's, which the program has not written itself."""
+        users = {copy: folder for folder, copy in self.spec["folders"].items()}
+        if not (file.startswith(self.spec["tree"]) and os.path.exists(file)):
+            return False
+        in_package = f"{os.sep}site-packages{os.sep}" in file
+        return not in_package and os.path.exists(running.moved(users, file))
+
+
+def _noise(call: RecordedCall, function: Any, structure: Any) -> float:
+    import jax
+
+    from xmap_compat import xmap
+
+    declared = function.plan.declared
+    if any(leaf.devices for leaf in call.leaves) or not any(declared.resources.values()):
+        return 0.0
+    specs = declared.in_source, declared.out_source
+    try:
+        alone = xmap(declared.fun, *specs, axis_sizes=declared.sizes)
+        args = jax.tree.unflatten(structure, map(restored, call.leaves))
+        results = values.evaluated(alone, args, call.differentiated)
+    except Exception:  # it is compared without
+        traceback.print_exc()
+        return 0.0
+    return values.noise_of(results, call.results)
 
 
 def main(path: str) -> None:
-    """Run the program.  Not as ``__main__``: what a call reaches is told apart from this package by
-    modules.
-    """
+    """Run the program.  Not as ``__main__``, which is the program."""
     with open(path, encoding="utf-8") as file:
         spec = json.load(file)
     recorder = Recorder(spec)
     import_hook.install_with_jax(recorder.begin)
-    verifying.run(spec, recorder.finish)
+    running.run(spec, recorder.finish)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 MAPS = "jax.experimental.maps"
+
+
+IMPORTS = (ast.Import, ast.ImportFrom)
+# What binds the name in its field `name`.
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_NAMED += (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 
 
 class Names:
@@ -17,34 +23,45 @@ class Names:
 
     def __init__(self, tree: ast.Module):
         self.nodes = list(ast.walk(tree))
-        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.parents: dict[ast.AST, ast.AST] = {}
         self.bound: dict[str, list[Any]] = defaultdict(list)
         self.stars: list[str] = []  # modules of which all names are imported
-        values: dict[
-            ast.AST, ast.expr | None
-        ] = {}  # by their targets; None for those of a comprehension
+        self._values: dict[ast.AST, ast.AST | None] = {}
         for node in self.nodes:
-            if isinstance(node, ast.Assign):
-                values.update(dict.fromkeys(node.targets, node.value))
-            elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
-                values[node.target] = node.value or node.target
-            elif isinstance(node, ast.comprehension):
-                values.update(dict.fromkeys(ast.walk(node.target)))
-            elif isinstance(node, IMPORTS):
-                for name, meant in imported_names(node):
-                    self.bound[name].append(meant)
-                self.stars += [str(getattr(node, "module", ""))] * (node.names[0].name == "*")
-            elif (value := values.get(node, node)) is not None:
-                for name in bound_by(node):
-                    self.bound[name].append(value)
+            self.parents.update(dict.fromkeys(ast.iter_child_nodes(node), node))
+            self._note_values(node)
+            self._bind(node)
+
+    def _note_values(self, node: ast.AST) -> None:
+        """Note what the targets in a statement get; None for those of a comprehension."""
+        if isinstance(node, ast.Assign):
+            self._values.update(dict.fromkeys(node.targets, node.value))
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+            self._values[node.target] = node.value or node.target
+        elif isinstance(node, ast.comprehension):
+            self._values.update(dict.fromkeys(ast.walk(node.target)))
+
+    def _bind(self, node: ast.AST) -> None:
+        if isinstance(node, IMPORTS):
+            for name, meant in imported_names(node):
+                self.bound[name].append(meant)
+            if node.names[0].name == "*":
+                self.stars.append(str(getattr(node, "module", "")))
+            return
+        value = self._values.get(node, node)
+        if value is not None:
+            for name in bound_by(node):
+                self.bound[name].append(value)
 
     def of(self, node: ast.AST) -> str:
         """``'jax.lax.psum'`` for ``lax.psum``, by the last import of ``lax``; empty if it is bound
-        otherwise too.
+        otherwise too, but to None where an import fails.
         """
         if isinstance(node, ast.Name):
-            found = self.bound.get(node.id) or [None]
-            return found[-1] if all(isinstance(meant, str) for meant in found) else ""
+            found = self.bound.get(node.id, [])
+            imported = [meant for meant in found if isinstance(meant, str)]
+            others = [meant for meant in found if getattr(meant, "value", meant) is not None]
+            return imported[-1] if imported and imported == others else ""
         owner = self.of(node.value) if isinstance(node, ast.Attribute) else ""
         return owner and f"{owner}.{getattr(node, 'attr', '')}"
 
@@ -57,50 +74,60 @@ class Names:
 
     def dotted(self, node: Any, depth: int = 9) -> str:
         """The dotted name of an expression; empty if it has none."""
+        if isinstance(node, ast.Name):
+            meant = self.meaning(node.id)
+            if isinstance(meant, str):
+                return meant if depth else ""
+            return self.dotted(meant, depth - 1) if depth else ""
+        if isinstance(node, ast.Call) and node.args and self.is_partial(node):
+            return self.dotted(node.args[0], depth)
+        owner, name = self._member(node)
+        if owner is None or not name:
+            return name
+        module = self.dotted(owner, depth)
+        return module and f"{module}.{name}"
+
+    def is_partial(self, call: ast.Call) -> bool:
+        """Whether a call makes a partial function."""
+        return self.dotted(call.func) in ("functools.partial", "jax.tree_util.Partial")
+
+    def _member(self, node: Any) -> tuple[Any, str]:
+        """The object of which an expression asks for a member, and the name of that; no object
+        where the name is a whole one.
+        """
         match node:
-            case ast.Name(id=name) if depth:
-                meant = self.meaning(name)
-                return meant if isinstance(meant, str) else self.dotted(meant, depth - 1)
             case ast.Attribute(value=owner, attr=name):
-                module = self.dotted(owner, depth)
-                return module and f"{module}.{name}"
-            case (
-                ast.Call(func=ast.Name(id="getattr"), args=[owner, key])
-                | ast.Call(func=ast.Name(id="setattr"), args=[owner, key, _])
-                | ast.Call(
-                    func=ast.Call(func=ast.Attribute(attr="attrgetter"), args=[key]), args=[owner]
-                )
-                | ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner]), slice=key)
-                | ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__"), slice=key)
-            ) if text := self.text(key):
-                module = self.dotted(owner, depth)
-                return module and f"{module}.{text}"
+                return owner, name
             case ast.Subscript(value=ast.Attribute(attr="modules"), slice=key):
-                return self.text(key)
-            case ast.Call(args=[first, *_]) if self.dotted(node.func) in (
-                "functools.partial",
-                "jax.tree_util.Partial",
-            ):
-                return self.dotted(first, depth)
-        return ""
+                return None, self.text(key)
+            case ast.Call(func=ast.Name(id="getattr"), args=[owner, key]):
+                return owner, self.text(key)
+            case ast.Call(func=ast.Name(id="setattr"), args=[owner, key, _]):
+                return owner, self.text(key)
+            case ast.Call(func=ast.Call(args=[key]), args=[owner]):
+                is_getter = getattr(node.func.func, "attr", "") == "attrgetter"
+                return owner, self.text(key) if is_getter else ""
+            case ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner]), slice=key):
+                return owner, self.text(key)
+            case ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__"), slice=key):
+                return owner, self.text(key)
+        return None, ""
 
     def text(self, node: Any) -> str:
         """What a node is as a text, a literal or the name of one; empty if it is none."""
         return text_of(self.meaning(node.id) if isinstance(node, ast.Name) else node)
 
 
-IMPORTS = (ast.Import, ast.ImportFrom)
-
-
 def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
     """The names that an import binds, with their meanings."""
     if isinstance(node, ast.Import):
         for alias in node.names:
-            root = alias.name.split(".")[0]
-            yield alias.asname or root, alias.name if alias.asname else root
+            root = alias.name.partition(".")[0]
+            yield (alias.asname, alias.name) if alias.asname else (root, root)
     elif isinstance(node, ast.ImportFrom):
+        home = "." * node.level + (node.module or "")
         for alias in node.names:
-            yield alias.asname or alias.name, f"{'.' * node.level}{node.module or ''}.{alias.name}"
+            yield alias.asname or alias.name, f"{home}.{alias.name}"
 
 
 def bound_by(node: ast.AST) -> list[str]:
@@ -111,33 +138,14 @@ def bound_by(node: ast.AST) -> list[str]:
         return [node.arg]
     if isinstance(node, IMPORTS):
         return [alias.asname or alias.name.split(".")[0] for alias in node.names]
-    kinds = (
-        ast.FunctionDef,
-        ast.AsyncFunctionDef,
-        ast.ClassDef,
-        ast.ExceptHandler,
-        ast.MatchAs,
-        ast.MatchStar,
-    )
-    return [str(node.name)] if isinstance(node, kinds) else []
+    return [str(node.name)] if isinstance(node, _NAMED) else []
 
 
 def text_of(node: ast.AST | None) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def assigned_once(nodes: Iterable[ast.AST], name: str) -> ast.expr | None:
-    """The expression that is assigned to a variable, if that is its only binding."""
-    nodes = list(nodes)
-    if Counter(own for node in nodes for own in bound_by(node))[name] != 1:
-        return None
-    found = (n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1)
-    return next(
-        (n.value for n in found if isinstance(n.targets[0], ast.Name) and n.targets[0].id == name),
-        None,
-    )
-
-
 def first_line(node: Any) -> int:
     """The first line of a part of a program, including its decorators."""
-    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+    decorators = getattr(node, "decorator_list", ())
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])

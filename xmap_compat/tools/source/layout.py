@@ -11,9 +11,10 @@ import itertools
 import json
 import re
 import tokenize
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xmap_compat.tools.source.bindings import first_line, imported_names
 from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
@@ -56,13 +57,17 @@ def in_place_of(
     its own goes.
     """
     edit = replacing(node, "")
-    (line, column), (end_line, end_column) = edit.start, edit.end
+    line, column = edit.start
+    end_line, end_column = edit.end
     before = lines[line - 1].encode()[:column].decode()
     after = lines[end_line - 1].encode()[end_column:].partition(b"#")[0].strip()
-    inner = "\n".join(lines[line - 1 : end_line])
-    comments = [] if before.strip() else re.findall(r"#[^\n\r]*", inner[: inner.rfind(")") + 1])
-    alone = any(getattr(parent, name, None) == [node] for name in ("body", "orelse", "finalbody"))
-    if not (statements or alone or before.strip() or after or comments):
+    comments = []
+    if not before.strip():
+        inner = "\n".join(lines[line - 1 : end_line])
+        comments = re.findall(r"#[^\n\r]*", inner[: inner.rfind(")") + 1])
+    blocks = [getattr(parent, name, None) for name in ("body", "orelse", "finalbody")]
+    is_alone = [node] in blocks
+    if not (statements or is_alone or before.strip() or after or comments):
         return Edit((line, 0), (end_line + 1, 0), "")
     separator = "; " if before.strip() else "\n" + before
     return edit._replace(text=separator.join([*comments, *(statements or ["pass"])]))
@@ -72,51 +77,70 @@ def before_jax(tree: ast.Module, lines: Sequence[str]) -> list[Edit]:
     """Add imports before the first import of JAX: a program may set options that JAX reads at its
     import.
     """
-
-    def of_jax(n):
-        return any(
-            m.startswith(("jax", "xmap_")) for part in ast.walk(n) for _, m in imported_names(part)
-        )
-
-    is_head = lambda n: isinstance(n, ast.Expr) or getattr(n, "module", "") == "__future__"  # noqa: E731
     if not lines:
         return []
-    first = next(filter(of_jax, tree.body), None) or next(
-        itertools.filterfalse(is_head, tree.body), tree.body[-1]
-    )
-    at, end = (first_line(first), first.col_offset), "; " if first.col_offset else "\n"
+    first = _first_of_jax(tree)
+    at = first_line(first), first.col_offset
+    end = "; " if first.col_offset else "\n"
     return [Edit(at, at, "".join(f"{line}{end}" for line in lines))]
+
+
+def _first_of_jax(tree: ast.Module) -> ast.stmt:
+    """The first statement that imports JAX, or else the first one after the head of the file."""
+    for statement in tree.body:
+        for part in ast.walk(statement):
+            if any(meant.startswith(("jax", "xmap_")) for _, meant in imported_names(part)):
+                return statement
+    for statement in tree.body:
+        is_future = getattr(statement, "module", "") == "__future__"
+        if not isinstance(statement, ast.Expr) and not is_future:
+            return statement
+    return tree.body[-1]
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
     """A text with these edits; the ends of its lines stay."""
     lines = [*text.encode().splitlines(keepends=True), b""]
-    newline = next((end for end in (b"\r\n", b"\r") if lines[0].endswith(end)), b"\n")
+    newline = b"\n"
+    for end in (b"\r", b"\r\n"):
+        if lines[0].endswith(end):
+            newline = end
     for (top, left), (bottom, right), new in sorted(set(edits), reverse=True):
-        lines[top - 1 : bottom] = [
-            lines[top - 1][:left] + new.encode().replace(b"\n", newline) + lines[bottom - 1][right:]
-        ]
+        before = lines[top - 1][:left]
+        after = lines[bottom - 1][right:]
+        lines[top - 1 : bottom] = [before + new.encode().replace(b"\n", newline) + after]
     return b"".join(lines).decode()
 
 
 def applied(data: bytes, path: str, edits: Iterable[Edit]) -> bytes:
     """The contents of a file with these edits."""
-    if not path.endswith(NOTEBOOK):
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return edited(data.decode(encoding), edits).encode(encoding)
-    notebook, program, by_cell = json.loads(data), program_of(data, path), dict[int, list[Edit]]()
+    if path.endswith(NOTEBOOK):
+        return _applied_to_cells(data, program_of(data, path), edits)
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    return edited(data.decode(encoding), edits).encode(encoding)
+
+
+def _applied_to_cells(data: bytes, program: Program, edits: Iterable[Edit]) -> bytes:
+    """The contents of a notebook with these edits."""
+    by_cell: dict[int, list[Edit]] = defaultdict(list)
     for edit in edits:
         number, line = program.where(edit.start[0])
         end = line + edit.end[0] - edit.start[0], edit.end[1]
-        by_cell.setdefault(number, []).append(Edit((line, edit.start[1]), end, edit.text))
+        by_cell[number].append(Edit((line, edit.start[1]), end, edit.text))
+    notebook = json.loads(data)
     for number, own in by_cell.items():
         cell = notebook["cells"][number - 1]
         new = edited("".join(cell["source"]), own)
         cell["source"] = new if isinstance(cell["source"], str) else new.splitlines(keepends=True)
-    for indent, is_ascii, end_of_file in itertools.product(
-        (1, 2, 4, None), (False, True), ("\n", "")
-    ):
+    return _dumped_like(data, notebook)
+
+
+def _dumped_like(data: bytes, notebook: Any) -> bytes:
+    """A notebook in the layout of a file."""
+    layouts = itertools.product((1, 2, 4, None), (False, True), ("\n", ""))
+    stored = json.loads(data)
+    for indent, is_ascii, end_of_file in layouts:
         dumped = functools.partial(json.dumps, indent=indent, ensure_ascii=is_ascii)
-        if (dumped(json.loads(data)) + end_of_file).encode() == data:
+        if (dumped(stored) + end_of_file).encode() == data:
             return (dumped(notebook) + end_of_file).encode()
     return (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
