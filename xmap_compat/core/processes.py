@@ -107,12 +107,12 @@ class ComparedCalls:
     """
 
     def __init__(self):
-        self._traced: dict[Hashable, Fingerprint] = {}
+        self._traced: dict[Hashable, Fingerprint] = {}  # and not compared yet
         self._agreed: set[Hashable] = set()
 
     @contextlib.contextmanager
     def calling(self, args: tuple[Any, ...]) -> Iterator[None]:
-        """The context around a call that jit has not compiled yet, or that has raised an error."""
+        """The context around a call in a program of several processes."""
         if self._traced and (own := self._traced.get(_key(args))):
             self._compare(own, args)
         token = _called.set((self, args))
@@ -126,22 +126,25 @@ class ComparedCalls:
         processes = {d.process_index for d in devices_of(placed.scope.mesh)}
         if placed.nested or len(processes) < 2 or jax.process_index() not in processes:
             return
-        own = self._traced[_key(args)] = fingerprint(declared, placed, args)
+        own = fingerprint(declared, placed, args)
+        self._traced[_key(args)] = own
         caller, own_args = _called.get()
         if caller is self:
             self._compare(own, own_args)
 
     def _compare(self, own: Fingerprint, args: tuple[Any, ...]) -> None:
         """Compare with the other processes of the mesh, if the call needs them."""
-        timeout, store = _timeout(), _jax.process_store()
+        timeout = _timeout()
+        store = _jax.process_store()
         if timeout is None or store is None:
             return
+        if not own.uses_mesh and not any(map(_is_shared, jax.tree.leaves(args))):
+            return
         key = store.client, own.processes, own.digest
-        if key not in self._agreed and (
-            own.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))
-        ):
+        if key not in self._agreed:
             _agree(store, own, timeout)
             self._agreed.add(key)
+        self._traced.pop(_key(args), None)
 
 
 def _key(args: tuple[Any, ...]) -> Hashable:
