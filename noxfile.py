@@ -116,6 +116,14 @@ def nightly(session):
     session.run("python", "-m", "pytest", "-n", "2", *session.posargs)
 
 
+@nox.session(python="3.12")
+def shuffled(session):
+    """The quick tests in three random orders, on the newest JAX (20 minutes); each run says its seed."""
+    session.install("-e", ".[test]", "pytest-randomly", "-c", str(NEWEST))
+    for _ in range(3):
+        session.run("python", "-m", "pytest", "-n", "2", *session.posargs)
+
+
 @nox.session(python="3.11")
 def lint(session):
     """Style and types."""

@@ -55,6 +55,7 @@ def cases() -> Iterator[Case]:
     for resources in [{}, {"i": ("x", "y")}]:
         yield elementwise(resources)
     yield twenty_arguments()
+    yield from map(small, SMALL)
     for resources in [{}, {"i": ("x", "y")}]:
         yield long_body(resources)
     for resources in [{}, {"i": "x"}, {"i": ("x", "y")}]:
@@ -121,6 +122,39 @@ def twenty_arguments():
         lambda: xmap(fresh(body), ["i", ...], ["i", ...]),
         lambda: jax.jit(jax.vmap(fresh(body))),
         lambda k: arrays(*[(16 * k,)] * 20),
+    )
+
+
+def _tree(tree):
+    return {"sum": tree["a"] + tree["b"], "product": tree["a"] * tree["b"]}
+
+
+# Calls of 4 to 7 microseconds: body, shapes of the arguments.
+SMALL = {
+    "negative": (jnp.negative, [(8,)]),
+    "add": (jnp.add, [(8, 4), (8, 4)]),
+    "centre": (lambda x: x - lax.pmean(x, "i"), [(8, 4)]),
+    "dot": (lambda x, y: x @ y, [(4, 4, 4), (4, 4, 4)]),
+    "tree": (_tree, [(16,), (16,)]),
+}
+
+
+def small(name):
+    """The smallest calls on one device: what the function around jit's costs."""
+    body, shapes = SMALL[name]
+
+    def called(*args):
+        return body(*args)
+
+    def args(k):
+        given = arrays(*[(k * rows, *shape) for rows, *shape in shapes])
+        return (dict(zip("ab", given)),) if name == "tree" else given
+
+    return Case(
+        f"small {name} -",
+        lambda: xmap(fresh(called), ["i", ...], ["i", ...]),
+        lambda: jax.jit(jax.vmap(fresh(called), axis_name="i")),
+        args,
     )
 
 

@@ -44,6 +44,7 @@ import jax
 import numpy as np
 import placements
 import pytest
+from effects import failed_effects
 from sampling import covering, part, part_of, spread
 from wording import watch_messages
 
@@ -191,6 +192,14 @@ def _messages_are_whole():
     _FAULTY_MESSAGES.clear()
     yield
     assert _FAULTY_MESSAGES == []
+
+
+@pytest.fixture(autouse=True)
+def _effects_are_over():
+    """A test that lets an effect fail drains it: the next barrier of the process would raise its error."""
+    yield
+    left = failed_effects()
+    assert left is None, f"drain the effects of this test with failed_effects(): {left!r}"
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, ParamSpec, Protocol, SupportsIndex, TypeAlias, TypeVar, overload
 
@@ -14,13 +13,11 @@ import jax
 from xmap_compat import _jax, errors, vocabulary
 from xmap_compat.core import call as calls
 from xmap_compat.core import errors as core_errors
-from xmap_compat.core import execute, watch
-from xmap_compat.core.mesh import SerialLoop
+from xmap_compat.core import watch
 from xmap_compat.core.placement import known_axes, parse_axis_resources
-from xmap_compat.core.processes import ComparedCalls
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName, is_spec, parse_axis_sizes, parse_specs, spec_names
-from xmap_compat.xmapped import Planner, Xmapped, recover_call
+from xmap_compat.xmapped import Xmapped
 
 vocabulary.complete(restored)
 
@@ -112,9 +109,8 @@ def xmap(
       backend: where to run without a mesh: ``'cpu'``, ``'gpu'`` or ``'tpu'``.
 
     Returns:
-      A jitted function of positional arrays, with ``jax.jit``'s attributes (``.lower``, ``.trace``,
-      ...), and ``.plan(*args)``, which says how a call would be executed: print
-      it.
+      A jitted function of positional arrays, with ``jax.jit``'s methods (``.lower``, ``.trace``,
+      ...), and ``.plan(*args)``, which says how a call would be executed: see :class:`Xmapped`.
 
     Raises:
       TypeError, ValueError: malformed arguments, here or at the call. Each message says what to
@@ -199,10 +195,10 @@ def make(
         raise _not_callable(fun)
     _check_backend(backend)
     declared = declare(fun, in_axes, out_axes, axis_sizes, axis_resources, backend, undeclared)
-    made = _jit(declared, _positions(donate_argnums))
-    return functools.reduce(
-        lambda function, watcher: watcher.constructed(function), watch.watchers(), made
-    )
+    made: Any = Xmapped(declared, _positions(donate_argnums))
+    for watcher in watch.watchers():
+        made = watcher.constructed(made)
+    return made
 
 
 def with_resources(declared: calls.Declaration, axis_resources: Mapping[AxisName, Any]) -> Any:
@@ -235,94 +231,6 @@ def _check_backend(backend: str | None) -> None:
         raise errors.unknown_backend(
             backend, sorted({d.platform for d in jax.devices()} | {"cpu"})
         ) from None
-
-
-def _jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
-    """The jitted function.  Equal declarations of one function share it, so that a new xmap hits
-    jit's cache.
-    """
-    key = (declared.key(), donated)
-    jitted = _jitted_of(declared.fun)
-    if key not in jitted:
-        jitted[key] = _new_jit(declared, donated)
-    return jitted[key]
-
-
-def _jitted_of(fun: Callable[..., Any]) -> dict[Any, Any]:
-    """The xmapped functions of a Python function, which are kept on the function itself and freed
-    with it.
-
-    The function is kept beside them, because ``functools.wraps`` copies attributes to other
-    functions.
-    """
-    if not isinstance(fun, types.FunctionType):
-        return {}
-    owner, jitted = fun.__dict__.get("_xmap_compat_made", (None, {}))
-    if owner is not fun:
-        jitted = {}
-        fun.__dict__["_xmap_compat_made"] = (fun, jitted)
-    return jitted
-
-
-class _XmappedCall:
-    """What jit traces for a declaration.
-
-    Attributes:
-      uses_mesh: whether some traced call runs on the devices of a mesh.
-    """
-
-    def __init__(self, declared: calls.Declaration):
-        self.declared = declared
-        self.compared = ComparedCalls()
-        self.uses_mesh = False
-
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            raise errors.keyword_arguments(kwargs)
-        arguments = calls.bind_arguments(self.declared, args)
-        placed = calls.place_arguments(self.declared, arguments)
-        self.uses_mesh |= placed.uses_mesh or placed.first_device_of is not None
-        for watcher in watch.watchers():
-            watcher.traced(self.declared, placed, args)
-        self.compared.traced(self.declared, placed, args)
-        try:
-            return execute.run(placed, arguments.leaves)
-        # Under jax_debug_nans, jit calls this function to find where NaNs come from.
-        except FloatingPointError as error:
-            # JAX's message names a primitive or nothing.
-            kind = "inf" if "(inf)" in str(error) else "nan"
-            error.args = (
-                f"invalid value ({kind}) encountered in xmap({self.declared.name}): {error}",
-            )
-            raise
-
-
-def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
-    call = _XmappedCall(declared)
-    recover = lambda *failed: recover_call(declared, donated, call.uses_mesh, xmapped, *failed)  # noqa: E731
-
-    @_jax.api_boundary  # for f.lower, f.trace, f.eval_shape
-    @functools.partial(functools.update_wrapper, wrapped=declared.fun, updated=())
-    def xmapped(*args, **kwargs):
-        return call.trace(*args, **kwargs)
-
-    # With a mesh, the call runs on its devices, and checks them against the backend.
-    on_mesh = any(
-        not isinstance(r, SerialLoop)
-        for resources in declared.resources.values()
-        for r in resources
-    )
-    # jit drops unused arguments without freeing them, which donation promises.
-    jitted = _jax.jit(
-        xmapped,
-        None if on_mesh else declared.backend,
-        donate_argnums=donated,
-        keep_unused=bool(donated),
-    )
-    jitted = _jax.recovering(jitted, recover, call.compared.calling, core_errors.check_from_outside)
-    jitted.__wrapped__ = declared.fun
-    jitted.plan = Planner(declared)
-    return jitted
 
 
 def name_of(fun: Callable[..., Any]) -> str:

@@ -1,24 +1,28 @@
-"""What ``xmap`` returns: its type for annotations, ``f.plan``, its repr, and a second try where jit
-refuses a call.
+"""What ``xmap`` returns: a function of ``jax.jit`` with a plan, and a second try where jit refuses a
+call.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
+import functools
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import call as calls
+from xmap_compat.core import execute, watch
 from xmap_compat.core.errors import show
-from xmap_compat.core.mesh import check_mesh, devices_of, entered
+from xmap_compat.core.mesh import SerialLoop, check_mesh, devices_of, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
-from xmap_compat.core.specs import argument_path
+from xmap_compat.core.processes import ComparedCalls
+from xmap_compat.core.specs import AxisName, argument_path
 from xmap_compat.errors import described, keyword_arguments, no_devices
 
 if TYPE_CHECKING:
@@ -29,32 +33,167 @@ Q = ParamSpec("Q")
 R = TypeVar("R", covariant=True)
 
 
-class Xmapped(Protocol[P, R]):
-    """The type of what :func:`xmap` returns: the parameters and the result of the function, as in
-    ``jax.vmap``.
+class SharedCall:
+    """What equal declarations of one function share: one function of ``jax.jit``.
 
-    At run time it is an object that ``jax.jit`` made, with an attribute ``plan``.  Its parameters
-    are positional only.
+    It refers to the declaration weakly, so that what is kept for a Python function is freed with it.
+
+    Attributes:
+      jitted: the function of ``jax.jit``, which calls this object when it traces.
+      donated: the positions of arguments whose buffers may be reused.
+      compared: which of its calls the processes of a mesh have agreed on.
+      uses_mesh: whether some traced call runs on the devices of a mesh.
+    """
+
+    def __init__(self, declared: calls.Declaration, donated: tuple[int, ...]):
+        self.donated = donated
+        self.compared = ComparedCalls()
+        self.uses_mesh = False
+        self._declared = weakref.ref(declared)
+        _take_names(self, declared.fun)
+        self.jitted = _jax.jit(
+            self,
+            None if _has_mesh_axes(declared) else declared.backend,
+            donate_argnums=donated,
+            # jit drops unused arguments without freeing them, which donation promises.
+            keep_unused=bool(donated),
+        )
+
+    def of(self, declared: calls.Declaration) -> calls.Declaration:
+        """The living declaration of this call, which is this one if there is no other."""
+        living = self._declared()
+        if living is not None:
+            return living
+        self._declared = weakref.ref(declared)
+        return declared
+
+    @property
+    def declared(self) -> calls.Declaration:
+        declared = self._declared()
+        assert declared is not None  # xmapped functions hold it
+        return declared
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.declared.fun
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            raise keyword_arguments(kwargs)
+        declared = self.declared
+        arguments = calls.bind_arguments(declared, args)
+        placed = calls.place_arguments(declared, arguments)
+        self.uses_mesh |= placed.uses_mesh or placed.first_device_of is not None
+        if placed.uses_mesh:
+            _jax.note_checks()
+        for watcher in watch.watchers():
+            watcher.traced(declared, placed, args)
+        self.compared.traced(declared, placed, args)
+        try:
+            return execute.run(placed, arguments.leaves)
+        # Under jax_debug_nans, jit calls this function to find where NaNs come from.
+        except FloatingPointError as error:
+            # JAX's message names a primitive or nothing.
+            kind = "inf" if "(inf)" in str(error) else "nan"
+            error.args = (f"invalid value ({kind}) encountered in xmap({declared.name}): {error}",)
+            raise
+
+
+# For each Python function what its xmapped functions share, by what tells these apart.
+_shared: weakref.WeakKeyDictionary[types.FunctionType, dict[Hashable, SharedCall]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _share(declared: calls.Declaration, donated: tuple[int, ...]) -> SharedCall:
+    """What equal declarations of one function share, so that a new xmap hits jit's cache."""
+    if not isinstance(declared.fun, types.FunctionType):
+        return SharedCall(declared, donated)
+    key = (declared.key(), donated)
+    known = _shared.setdefault(declared.fun, {})
+    if key not in known:
+        known[key] = SharedCall(declared, donated)
+    return known[key]
+
+
+def _has_mesh_axes(declared: calls.Declaration) -> bool:
+    """Whether calls run on the devices of a mesh, and check these against the backend."""
+    entries = itertools.chain.from_iterable(declared.resources.values())
+    return not all(isinstance(entry, SerialLoop) for entry in entries)
+
+
+def _take_names(thing: Any, fun: Callable[..., Any]) -> None:
+    """Give an object the name, the module and the docstring of a function."""
+    thing.__name__ = "xmapped"  # of what has no name, such as a partial
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        if hasattr(fun, name):
+            setattr(thing, name, getattr(fun, name))
+
+
+class Xmapped(Generic[P, R]):
+    """What :func:`xmap` returns: a function of positional arrays, as ``jax.jit`` makes one.
+
+    As an annotation it has the parameters and the result of the function, as in ``jax.vmap``.
+
+    Attributes:
+      declared: the arguments that the user gave to xmap.
+      __wrapped__: the function that the user gave to xmap.
 
     >>> import jax
     >>> from xmap_compat import Xmapped, xmap
     >>> def centred(x: jax.Array) -> jax.Array:
     ...     return x - jax.lax.pmean(x, "i")
     >>> f: Xmapped[[jax.Array], jax.Array] = xmap(centred, ["i"], ["i"])
+    >>> f
+    <xmap(centred, in_axes=['i'], out_axes=['i'])>
     >>> f.lower(jax.ShapeDtypeStruct((3,), "float32")).as_text()[:6]
     'module'
     """
 
+    # Functions that wrap this one copy its ``__dict__``, which has only its names.
+    __slots__ = ("__dict__", "__weakref__", "_run", "_shared", "declared")
+
     __name__: str
+    __wrapped__: Callable[P, R]
 
-    @property
-    def plan(self) -> Planner:
-        """``f.plan(*args)`` says how a call would be executed."""
+    def __init__(self, declared: calls.Declaration, donated: tuple[int, ...]):
+        self._shared = _share(declared, donated)
+        self.declared = self._shared.of(declared)
+        self._run = self._first_call
+        _take_names(self, declared.fun)
+        self.__wrapped__ = declared.fun
 
-    @property
-    def __wrapped__(self) -> Callable[P, R]: ...
+    @_jax.boundary
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            try:
+                return self._run(*args, **kwargs)
+            except Exception as error:
+                return self._mended(error, args, kwargs)
+        except Exception as error:
+            _jax.end_at_user(error)
+            raise
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def _first_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls until it is known whether there are other processes, which JAX says when it has run."""
+        if _jax.process_store() is not None:
+            self._run = self._compared_call
+            return self._run(*args, **kwargs)
+        results = self._shared.jitted(*args, **kwargs)
+        if not _has_tracers(results):
+            self._run = self._shared.jitted
+        return results
+
+    def _compared_call(self, *args: Any, **kwargs: Any) -> Any:
+        with self._shared.compared.calling(args):
+            return self._shared.jitted(*args, **kwargs)
+
+    def _mended(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The results of a second try, with arguments that are moved to the mesh, or a better error."""
+        moved = _recover_call(self.declared, self._shared, error, args, kwargs)
+        if moved is None:
+            raise error
+        return self._run(*moved)
 
     @overload
     def __get__(self, instance: None, owner: Any = None, /) -> Self: ...
@@ -62,14 +201,47 @@ class Xmapped(Protocol[P, R]):
     def __get__(
         self: Xmapped[Concatenate[Any, Q], R], instance: object, owner: Any = None, /
     ) -> Callable[Q, R]: ...
+    def __get__(self, instance: Any, owner: Any = None, /) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
 
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced: ...
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Xmapped, (self.declared, self._shared.donated)
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered: ...
+    def __repr__(self) -> str:
+        """``<xmap(centred, in_axes=['batch'], ...)>``"""
+        declared = self.declared
+        options = {
+            "in_axes": declared.in_source,
+            "out_axes": declared.out_source,
+            "axis_sizes": declared.sizes or None,
+            "axis_resources": _shown_resources(declared) or None,
+        }
+        shown = [f"{name}={show(value)}" for name, value in options.items() if value is not None]
+        return f"<xmap({', '.join([declared.name, *shown])})>"
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any: ...
+    @_jax.api_boundary
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The call as JAX traces it, as ``jax.jit(f).trace(*args)``."""
+        return self._shared.jitted.trace(*args, **kwargs)
 
-    def clear_cache(self) -> None: ...
+    @_jax.api_boundary
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The call as JAX lowers it, as ``jax.jit(f).lower(*args)``."""
+        return self._shared.jitted.lower(*args, **kwargs)
+
+    @_jax.api_boundary
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The types of the results, as ``jax.eval_shape(f, *args)``."""
+        return self._shared.jitted.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forget what was traced and compiled for this function."""
+        self._shared.jitted.clear_cache()
+
+    @property
+    def plan(self) -> Planner:
+        """``f.plan(*args)`` says how a call would be executed."""
+        return Planner(self.declared)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +278,10 @@ class Planner:
           >>> "all-reduce" in str(plan)  # print(plan) shows all of it
           True
         """
+        from xmap_compat.tools.plan import plan_of_call
+
         if kwargs:
             raise keyword_arguments(kwargs)
-        plan_of_call = importlib.import_module("xmap_compat.tools.plan").plan_of_call
         with entered(check_mesh(f"{self.declared.name}.plan", mesh)):
             try:
                 return plan_of_call(self.declared, args)
@@ -117,43 +290,26 @@ class Planner:
                 raise
 
 
-_Jitted: Any = type(jax.jit(lambda: None))
-_plain_repr = _Jitted.__repr__
+def _has_tracers(values: Any) -> bool:
+    return any(isinstance(value, jax.core.Tracer) for value in jax.tree.leaves(values))
 
 
-def _repr(function: Any) -> str:
-    """``<xmap(centred, in_axes=['batch'], ...)>``; JAX's own for other jitted functions,
-    ``jax.jit(f)`` too.
-    """
-    declared = declaration_of(function)
-    if declared is None or function.__wrapped__ is not declared.fun:
-        return _plain_repr(function)
-    resources = {
-        name: entries[0] if len(entries) == 1 else entries
-        for name, entries in declared.resources.items()
-    }
-    specs = {"in_axes": declared.in_source, "out_axes": declared.out_source}
-    options = specs | {"axis_sizes": declared.sizes or None, "axis_resources": resources or None}
-    shown = [f"{name}={show(value)}" for name, value in options.items() if value is not None]
-    return f"<xmap({', '.join([declared.name, *shown])})>"
-
-
-# The type has no subclasses, and prints ``__wrapped__``, which is the user's function.
-with contextlib.suppress(TypeError):  # a release that makes it immutable keeps its own text
-    _Jitted.__repr__ = _repr
+def _shown_resources(declared: calls.Declaration) -> dict[AxisName, Any]:
+    """The resources as users write them: one entry stands alone."""
+    shown: dict[AxisName, Any] = {}
+    for name, entries in declared.resources.items():
+        shown[name] = entries[0] if len(entries) == 1 else entries
+    return shown
 
 
 def declaration_of(xmapped: Any) -> calls.Declaration | None:
     """The arguments that the user gave to xmap to make a function; None for any other object."""
-    planner = getattr(xmapped, "plan", None)
-    return planner.declared if isinstance(planner, Planner) else None
+    return xmapped.declared if isinstance(xmapped, Xmapped) else None
 
 
-def recover_call(
+def _recover_call(
     declared: calls.Declaration,
-    donated: tuple[int, ...],
-    uses_mesh: bool,
-    traced: Callable[..., Any],
+    shared: SharedCall,
     error: Exception,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -161,15 +317,19 @@ def recover_call(
     """Raise a better error, or return arguments that are moved to the mesh; None if the error
     stands.
     """
-    importlib.import_module("xmap_compat.core.notes").add_note_on_captured(error, declared, args)
+    from xmap_compat.core.notes import add_note_on_captured
+
+    add_note_on_captured(error, declared, args)
     if isinstance(error, TypeError) and kwargs:
         raise keyword_arguments(kwargs) from None
-    _check_values(args, error, donated)
-    if not uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
+    _check_values(args, error, shared.donated)
+    if not shared.uses_mesh or not isinstance(error, ValueError):
+        return None
+    if _jax.user_frames_of(error)[0]:
         return None
     if isinstance(mesh := current_scope().mesh, jax.sharding.AbstractMesh):
         try:
-            jax.eval_shape(traced, *args)
+            shared.jitted.eval_shape(*args)
         except Exception:
             return None  # the call itself is wrong
         raise no_devices(f"The xmapped function {declared.name}", mesh) from None

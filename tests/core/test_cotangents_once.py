@@ -170,6 +170,54 @@ def test_each_result_of_a_rule_is_decided_alone(placement):
     np.testing.assert_allclose(found[1], [28, 56])
 
 
+def product_and_total(x, w):
+    return x * w, lax.psum(x * w, "i")
+
+
+def rule_that_sums_both(kept, cotangents):
+    x, w = kept
+    ct, once = cotangents
+    return lax.psum(lax.psum(ct, "i") + once, "i") * w, lax.psum(ct * x, "i") + lax.psum(
+        once * x, "i"
+    )
+
+
+def rule_that_adds_first(kept, cotangents):
+    x, w = kept
+    ct, once = cotangents
+    return lax.psum(ct + once, "i") * w, lax.psum((ct + once) * x, "i")
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+@pytest.mark.parametrize(("rule", "of_x"), [(rule_that_sums_both, 65), (rule_that_adds_first, 9)])
+def test_a_cotangent_that_exists_once_beside_one_that_varies(rule, of_x, placement):
+    """The elements' cotangents are 1, and so is the one of the total."""
+    function = with_rule(product_and_total, rule)
+    mapped = xmap(function, (["i"], []), (["i"], []), axis_resources=placement)
+    loss = lambda x, w: sum(map(jnp.sum, mapped(x, w)))
+    with mesh():
+        found = jax.grad(loss, argnums=(0, 1))(X, W)
+    np.testing.assert_allclose(found[0], np.full(N, of_x * W))
+    np.testing.assert_allclose(found[1], 56)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_a_result_may_use_the_parts_and_the_whole_in_collectives(placement):
+    """Of ``psum(x * w) + w ** 2``: 28 and 6."""
+    function = with_rule(
+        lambda x, w: lax.psum(x * w, "i") + w * w,
+        lambda kept, ct: (
+            lax.psum(ct, "i") * kept[1],
+            lax.psum(ct * kept[0], "i") + 2 * kept[1] * lax.psum(ct, "i"),
+        ),
+    )
+    mapped = xmap(function, (["i"], []), [], axis_resources=placement)
+    with mesh():
+        found = jax.grad(mapped, argnums=(0, 1))(X, W)
+    np.testing.assert_allclose(found[0], np.full(N, W))
+    np.testing.assert_allclose(found[1], 34)
+
+
 # ------------------------------------------------------------------------ the oracle
 
 
@@ -179,7 +227,7 @@ class Known(NamedTuple):
     Attributes:
       data: with a first dimension for the elements, if ``kind`` is no "same".
       kind: "same" for all, it "varies", or exists "once": then data has the elements' parts.
-      uses: how it was made of the cotangent: "not yet", by its "parts" or as a "whole".
+      uses: how collectives used the cotangent: "not yet", by its "parts", as a "whole", or in "both" ways.
     """
 
     data: Any
@@ -216,8 +264,10 @@ def equation(eqn, operands):
     varies = any(v.kind == "varies" for v in operands)
     if name in COLLECTIVE:
         if "not yet" in uses:
-            also = {"whole"} if varies or "parts" in uses else set()
-            uses = uses - {"not yet"} | also | (set() if varies else {"parts"})
+            use = "whole" if varies else "parts"
+            if uses & {"parts", "both"} or (uses - {"not yet"} and not varies):
+                use = "both"
+            uses = uses - {"not yet"} | {use}
         if varies:
             operands = [
                 v._replace(data=v.whole(), kind="same") if v.kind == "once" else v for v in operands
@@ -269,7 +319,7 @@ def by_the_definition(backward, division):
 
     found = []
     for once, own in zip(results("once"), results("varies")):
-        both_ways = "parts" in once.uses and once.uses & {"not yet", "whole"}
+        both_ways = once.uses >= {"parts", "not yet"} or "both" in once.uses
         found.append(own if both_ways else once)
     of_x, of_w = found
     in_all = np.broadcast_to(of_x.whole(), (N,))

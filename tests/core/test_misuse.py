@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import checkify
 from jax.sharding import PartitionSpec
 
 from xmap_compat import (
@@ -709,12 +708,6 @@ MISUSES = {
         lambda: over_i(lambda v: lax.create_token()),
         NotImplementedError,
         "A result is a token, but effects in an xmapped function have no order. Leave it out",
-    ),
-    "automatic checks around": (
-        lambda: checkify.checkify(lambda: over_i(identity), errors=checkify.nan_checks)(),
-        NotImplementedError,
-        "The automatic checks of checkify do not see the elements of the xmapped function identity. Apply checkify "
-        "inside, and map its error like any result: xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))",
     ),
     "a mesh axis as a name": (
         lambda: over_i(lambda v: lax.psum(v, "x"), resources={"i": "x"}),

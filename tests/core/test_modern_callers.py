@@ -7,7 +7,12 @@ Each is compared with the same program around the positional function, a hand-wr
 import copy
 import dataclasses
 import functools
+import gc
+import inspect
 import pickle
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +25,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xmap_compat import mesh, xmap
+from xmap_compat import Xmapped, mesh, xmap
 
 ROWS = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 TARGETS = np.sin(ROWS.sum(1))
@@ -309,13 +314,123 @@ def module_level(v):
     return v * 2
 
 
-def test_pickle_refuses_what_it_refuses_of_jit():
-    """Neither is found under its name in a module: the function that was given is."""
-    for function in (jax.jit(module_level), xmap(module_level, ["i"], ["i"])):
+def test_pickling_a_function_that_has_its_name_in_a_module():
+    again = pickle.loads(pickle.dumps(xmap(module_level, ["i", ...], ["i", ...])))
+    assert again.__wrapped__ is module_level
+    np.testing.assert_array_equal(again(X), 2 * X)
+
+
+def test_pickle_refuses_what_it_refuses_without_xmap():
+    local = lambda v: v * 2
+    for function in (local, xmap(local, ["i"], ["i"])):
         with pytest.raises(
             (pickle.PicklingError, AttributeError), match=r"Can't (pickle|get local object) "
         ):
             pickle.dumps(function)
+
+
+# ------------------------------------------------------------------ what takes the result
+
+TAKEN = {
+    "jit": (lambda f: jax.jit(f)(X), CENTRED),
+    "jit, donated": (lambda f: jax.jit(f, donate_argnums=0)(X + 0), CENTRED),
+    "vmap": (lambda f: jax.vmap(f)(np.stack([X, 2 * X])), np.stack([CENTRED, 2 * CENTRED])),
+    "grad": (lambda f: jax.grad(lambda v: jnp.sum(f(v) ** 2))(X), 2 * CENTRED),
+    "checkpoint": (
+        lambda f: jax.grad(lambda v: jnp.sum(jax.checkpoint(f)(v) ** 2))(X),
+        2 * CENTRED,
+    ),
+    "linearize": (lambda f: jax.linearize(f, X)[1](X), CENTRED),
+    "vjp": (lambda f: jax.vjp(f, X)[1](X)[0], CENTRED),
+    "eval_shape": (lambda f: np.zeros(jax.eval_shape(f, X).shape), 0 * X),
+    "its own eval_shape": (lambda f: np.zeros(f.eval_shape(X).shape), 0 * X),
+    "lower": (lambda f: f.lower(X).compile()(X), CENTRED),
+    "trace": (lambda f: f.trace(X).lower().compile()(X), CENTRED),
+    "make_jaxpr": (
+        lambda f: jax.core.eval_jaxpr(*_parts(jax.make_jaxpr(f)(X)), X)[0],
+        CENTRED,
+    ),
+    "a scan": (lambda f: lax.scan(lambda c, _: (f(c), None), X, None, 2)[0], CENTRED),
+    "custom_vjp": (lambda f: jax.grad(lambda v: jnp.sum(_doubled_backward(f)(v)))(X), 2 + 0 * X),
+    "partial": (lambda f: functools.partial(f, X)(), CENTRED),
+    "map": (lambda f: next(map(f, [X])), CENTRED),
+}
+
+
+def _doubled_backward(f):
+    with_rule = jax.custom_vjp(f)
+    with_rule.defvjp(lambda v: (f(v), None), lambda _, cotangent: (2 * cotangent,))
+    return with_rule
+
+
+def _parts(program):
+    return program.jaxpr, program.consts
+
+
+@pytest.mark.parametrize("resources", [(), "x"], ids=str)
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_xmap_returns_is_taken_as_a_jitted_function(name, resources):
+    use, expected = TAKEN[name]
+    with square():
+        np.testing.assert_allclose(use(centre(resources)), expected, atol=1e-5)
+
+
+def test_what_xmap_returns_is_described_as_the_function():
+    def scaled(v: jax.Array, by: jax.Array) -> jax.Array:
+        """Scale."""
+        return v * by
+
+    f = xmap(scaled, (["i"], {}), ["i"])
+    assert isinstance(f, jax.stages.Wrapped) and isinstance(f, Xmapped)
+    assert inspect.signature(f) == inspect.signature(scaled)
+    assert inspect.unwrap(f) is scaled
+    assert weakref.ref(f)() is f
+    assert (f.__name__, f.__doc__, f.__module__) == ("scaled", "Scale.", __name__)
+    assert {f: 1}[f] == 1
+    f.note = "kept"
+    assert f.note == "kept" and vars(scaled) == {}
+
+
+def test_a_function_that_wraps_the_result_is_that_function():
+    f = xmap(module_level, ["i", ...], ["i", ...])
+
+    @functools.wraps(f)
+    def wrapper(v):
+        return f(v) + 1
+
+    assert wrapper.__wrapped__ is f and wrapper.__name__ == "module_level"
+    np.testing.assert_array_equal(wrapper(X), 2 * X + 1)
+    np.testing.assert_array_equal(xmap(wrapper, ["j", ...], ["j", ...])(X), 2 * X + 1)
+
+
+class Network:
+    def __init__(self, scale):
+        self.scale = scale
+
+    @functools.partial(xmap, in_axes=({}, ["i", ...]), out_axes=["i", ...])
+    def applied(self, v):
+        return self.scale * v
+
+
+jax.tree_util.register_pytree_node(
+    Network, lambda network: ((network.scale,), None), lambda _, held: Network(*held)
+)
+
+
+def test_a_method_is_bound():
+    network = Network(np.float32(3))
+    np.testing.assert_array_equal(network.applied(X), 3 * X)
+    assert list(inspect.signature(network.applied).parameters) == ["v"]
+    assert repr(Network.applied).startswith("<xmap(applied, in_axes=({}, ['i', ...])")
+
+
+def test_jax_is_as_it_was():
+    """Nothing that jax.jit makes is changed by xmap; a subprocess has not made one yet."""
+    code = "import jax; kind = type(jax.jit(abs)); before = dict(vars(kind)); "
+    code += "from xmap_compat import xmap; xmap(abs, ['i'], ['i'])(jax.numpy.ones(2)); "
+    code += "assert dict(vars(kind)) == before; print(repr(jax.jit(abs)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == repr(jax.jit(abs)), done.stderr
 
 
 # ------------------------------------------------------------- jit around: shardings, statics
@@ -513,9 +628,23 @@ def on_x(function):
     return xmap(function, ["i", ...], ["i", ...], axis_resources={"i": "x"})
 
 
-def test_a_loop_that_xmaps_one_function_makes_one():
-    made = {id(f) for f in [on_x(module_level) for _ in range(2000)]}
-    assert len(made) == 1
+def test_a_loop_that_xmaps_one_function_keeps_nothing():
+    traces = []
+
+    def body(v):
+        traces.append(v)
+        return v * 2
+
+    made = []
+    with square():
+        for _ in range(50):
+            f = on_x(body)
+            np.testing.assert_array_equal(f(X), 2 * X)
+            made.append(weakref.ref(f))
+    del f
+    gc.collect()
+    assert len(traces) == 1
+    assert not any(reference() for reference in made)
 
 
 # ------------------------------------------------------------------- placement in bodies, and in types

@@ -69,10 +69,7 @@ def writes(v):
 
 # For each part what needs it, and what is said where it is off (None: it works as well, or gives nothing).
 USES = {
-    "recovery": (
-        lambda: called(jax.device_put(X, jax.devices()[1])),
-        "Received incompatible devices",
-    ),
+    "checks": (lambda: called(X), None),
     "contexts": (lambda: called(X), None),
     "spmd": (lambda: called(X), None),
     "processes": (_jax.process_store, None),

@@ -10,7 +10,6 @@ import threading
 
 import jax
 import jax.experimental
-import jax.experimental.checkify  # which the first xmap imports
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from effects import failed_effects
 from jax import lax
 from jax.experimental import io_callback
 
@@ -111,6 +112,7 @@ def test_what_a_callback_raises_is_in_the_error(installed, resources):
         pytest.raises(jax.errors.JaxRuntimeError, match=r"(?s)in fail.*KeyError: 'my own words'"),
     ):
         jax.block_until_ready(xmap(body, ["i"], ["i"], axis_resources=resources)(np.ones(8)))
+    failed_effects()
 
 
 def printed(v):

@@ -245,6 +245,7 @@ def test_each_command_has_a_help_with_an_example(tmp_path, command):
         (["check", "missing.py"], "no such file or folder: missing.py"),
         (["check"], "no PATH is given"),
         (["explain"], "error: no program is given"),
+        (["explain", "nofile.py"], "error: no such file: nofile.py"),
         (["explain", "--sorce", "d", "x.py"], "unrecognized arguments: --sorce"),
     ],
     ids=str,

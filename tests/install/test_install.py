@@ -24,7 +24,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import xmap_compat
-from xmap_compat import install, uninstall
+import xmap_compat.testing
+from xmap_compat import _jax, install, uninstall
 from xmap_compat.legacy import maps as legacy
 from xmap_compat.legacy import removed
 
@@ -535,3 +536,117 @@ def test_types_outside_of_xmap_have_no_named_axes_and_do_not_pretend_inside(maps
     out = maps.xmap(body, ["i", ...], ["i", ...])(X)
     np.testing.assert_allclose(out, X)
     assert out.aval.named_shape == jnp.ones(3).aval.named_shape == {}
+
+
+# ------------------------------------------------------------------ whatever a program raises
+
+
+class Stop(BaseException):
+    """Nothing that anybody catches."""
+
+
+def holders():
+    """What the package changes in JAX: modules, classes and tables of rules."""
+    modules = "jax jax.lax jax.numpy jax.random jax.core jax.experimental jax.nn.initializers"
+    modules += (
+        " jax.interpreters.pxla jax.experimental.pjit jax._src.numpy.reductions jax._src.pjit"
+    )
+    yield from map(vars, map(importlib.import_module, modules.split()))
+    yield from map(vars, (jax.core.Tracer, jax.core.ShapedArray, jax.Array, type(jax.config)))
+    yield vars(jax.sharding.Mesh)
+    yield vars(jax.ShapeDtypeStruct)
+    yield jax.interpreters.ad.primitive_transposes
+    yield jax.interpreters.ad.primitive_jvps
+    yield jax.interpreters.batching.fancy_primitive_batchers
+
+
+def state_of_jax():
+    """Modules are left out: JAX imports some of its own late."""
+    return [
+        {name: id(value) for name, value in held.items() if not isinstance(value, types.ModuleType)}
+        for held in map(dict, holders())
+    ]
+
+
+def stop(*args):
+    raise Stop
+
+
+def stopping_rule(rule):
+    fun = jax.custom_vjp(lambda v: v)
+    fun.defvjp(stop if rule == "forward" else lambda v: (v, None), stop)
+    return xmap_compat.xmap(fun, ["i"], ["i"])
+
+
+def stop_installed():
+    with install():
+        assert "jax.experimental.maps" in sys.modules
+        stop()
+
+
+def stop_in_a_body_installed():
+    with install():
+        maps = importlib.import_module("jax.experimental.maps")
+        maps.xmap(stop, ["i"], ["i"])(X[:, 0])
+
+
+def stop_in(call):
+    return lambda: call(xmap_compat.xmap(stop, ["i"], ["i"]), X[:, 0])
+
+
+def stop_in_rule(rule):
+    return lambda: jax.grad(lambda v: stopping_rule(rule)(v).sum())(X[:, 0])
+
+
+def search_for(function, x):
+    with xmap_compat.mesh(SQUARE, ("x", "y")):
+        return xmap_compat.search(function, x)
+
+
+STOPPED = {
+    "install": stop_installed,
+    "a body, installed": stop_in_a_body_installed,
+    "a body": stop_in(lambda function, x: function(x)),
+    "jit": stop_in(lambda function, x: jax.jit(function)(x)),
+    "lower": stop_in(lambda function, x: function.lower(x)),
+    "a forward rule": stop_in_rule("forward"),
+    "a backward rule": stop_in_rule("backward"),
+    "a body in a body": lambda: xmap_compat.xmap(
+        xmap_compat.xmap(stop, ["j"], ["j"]), ["i", ...], ["i", ...]
+    )(X),
+    "its plan": stop_in(lambda function, x: function.plan(x)),
+    "the plan of a step": stop_in(lambda function, x: xmap_compat.plan(function, x)),
+    "search": stop_in(search_for),
+    "check_assignments": stop_in(
+        lambda function, x: xmap_compat.testing.check_assignments(function, x)
+    ),
+}
+
+
+@pytest.mark.parametrize("program", STOPPED.values(), ids=STOPPED.keys())
+def test_jax_is_as_it_was_whatever_a_program_raises(program):
+    before = state_of_jax()
+    with pytest.raises(Stop):
+        program()
+    assert state_of_jax() == before
+    assert "jax.experimental.maps" not in sys.modules
+
+
+def test_an_installation_that_fails_leaves_nothing(monkeypatch):
+    before = state_of_jax()
+    monkeypatch.setattr(xmap_compat.legacy.restore.old_names, "restoration", stop)
+    with pytest.raises(Stop):
+        install()
+    monkeypatch.undo()
+    assert state_of_jax() == before
+    held = {"kept": 1}
+    restoration = _jax.Restoration()
+    restoration.entry(held, "kept", 2)
+    restoration._plan.append(stop)
+    with pytest.raises(Stop), restoration():
+        pass
+    assert held == {"kept": 1}
+    restoration._plan.pop()
+    with restoration():
+        assert held == {"kept": 2}
+    assert held == {"kept": 1}

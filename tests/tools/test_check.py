@@ -376,6 +376,7 @@ with Mesh(np.array(jax.devices()[:1]), ('x',)):
     jax.value_and_grad(jax.jit(lambda v: g(v)))(np.ones(1))
 xmap(lambda v: v, ['i'], ['i'], axis_resources={'unused': 'x'})
 jax.random.normal(jax.random.PRNGKey(0))
+assert g.plan(np.ones(1)).calls and g.lower(np.ones(1)) and isinstance(g, type(g))
 """
 
 

@@ -144,6 +144,13 @@ CALLS = {
         f"{WITH_INSTALL}{XMAP}on = {{'batch': 'x'}}\nxmap(f, ['i'], ['i'], axis_resources=on)",
         "line 3: its axis_resources are no literal, and name batch, which no spec names",
     ),
+    "a decorator": (
+        f"import functools\n{XMAP}"
+        "@functools.partial(xmap, in_axes=['i'], out_axes=['i'], axis_resources={'b': 'x'})\ndef f(v): ...",
+        "import functools\nfrom xmap_compat import xmap\n"
+        "@functools.partial(xmap, in_axes=['i'], out_axes=['i'], axis_resources={})\ndef f(v): ...",
+        "",
+    ),
     "shardings": (
         f"{PJIT}pjit(f, in_axis_resources=(P('x', None), None), out_axis_resources=None)",
         f"{PJIT}pjit(f, in_shardings=(P('x', None), P()), out_shardings=P())",

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import pathlib
+import pickle
 import sys
 import textwrap
 import types
@@ -24,6 +25,7 @@ from xmap_compat.tools.leave import edits
 from xmap_compat.tools.leave.construction import Found
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.recording import Recorder
+from xmap_compat.tools.leave.replaying import Verifier
 
 HEAD = """
 import jax
@@ -1089,3 +1091,132 @@ def test_names_that_jax_has_removed_are_mended_in_notebooks_whose_layout_stays(
     data = (json.dumps({"cells": cells}, indent=indent) + end).encode()
     new, left = edited(tmp_path, data, ".ipynb")
     assert new == data.replace(b"jax.tree_map", b"jax.tree.map") and not left
+
+
+# ---------------------------------------------------------- wrong edits are never called verified
+
+REPLAYED = """
+        from jax.experimental.maps import SerialLoop
+
+        def body(v):
+            ring = [(k, (k + 1) % 8) for k in range(8)]
+            centred = v - lax.pmean(v, 'i') + lax.ppermute(v, 'i', ring) * lax.axis_index('i')
+            spread = jnp.max(v, axis='i') - v.min('i') + lax.pmax(v, 'i') * lax.pmin(v, 'i')
+            shares = jax.nn.softmax(v, axis='i') + jax.nn.logsumexp(v, axis='i')
+            row = lax.psum_scatter(jnp.arange(8.) * v[0], 'i') + lax.all_gather(v, 'i')[3, 1]
+            column = lax.all_to_all(jnp.arange(8.) + v[0], 'i', 0, 0)
+            dot = lax.pdot(v, v[::-1], 'i') * lax.psum(v, ('i',))[:, None]
+            return centred * spread + shares, row, column, dot
+
+        def by_parts(w, v):
+            return lax.psum((w * v) ** 2, 'j') + lax.psum(v.sum(), ('i', 'j'))
+
+        parts, rows = SerialLoop(2), ['i', ...]
+        f = xmap(body, rows, (rows, rows, rows, [...]), axis_resources={'i': ('e', 'd')})
+        g = xmap(by_parts, ([...], ['i', 'j', ...]), rows, axis_resources={'i': 'd', 'j': 'e'})
+        h = xmap(lambda v: v * 2 + lax.axis_index('k'), ['l', 'k'], ['k', 'l'],
+                 axis_resources={'l': ('d', parts), 'k': 'e'})
+        with Mesh(devices[:4].reshape(2, 2), ('d', 'e')):
+            results = f(x), jax.grad(lambda w: g(w, x[:, :4, None]).sum())(2.0), h(x)
+"""
+PLANTED = {  # in a file, what is written for what
+    "program.py": [
+        ("pmean(v, 'i')", "lax.pmean(v, 'd')"),
+        ("pmax(v, 'i')", "pmin(v, 'i')"),
+        ("named_axes.min(v, 'i')", "v"),
+        ("ppermute(v, 'i', ring)", "v"),
+        ("axis_index('i')", "lax.axis_index(('d', 'e'))"),
+        ("[3, 1]", "[5, 1]"),
+        ("'i', 0, 0)", "'i', 0, 0) * 2"),
+        ("psum((w * v) ** 2, 'j')", "lax.psum((w * v) ** 2, 'e')"),
+        ("('i', 'j'))", "('j',))"),
+        ("v * 2", "v * 3"),
+        ("['k', 'l'],", "['l', 'k'],"),
+        ("(w * v) ** 2", "lax.stop_gradient(w * v) ** 2"),
+    ],
+    "named_axes.py": [
+        ("return axis.across if is_one else (*axis.across, axis.local)", "return axis.across"),
+        ("else (*axis.across, axis.local)", "else (axis.local, *axis.across)"),
+        ("else (*axis.across, axis.local)", "else (*axis.across[::-1], axis.local)"),
+        ("else (*axis.across, axis.local)", "else axis.local"),
+        ("size = sizes[axis.name] // lax.axis_size(axis.across)", "size = sizes[axis.name]"),
+        ("jnp.arange(0, size, length)", "jnp.arange(length, size + length, length)"),
+        ("return jnp.exp(shifted) / total", "return jnp.exp(shifted)"),
+        ("jnp.log(total) + top", "jnp.log(total) - top"),
+        ("extremum=jnp.min", "extremum=jnp.max"),
+        (
+            "for name in reversed(axes):\n        x = lax.all_gather",
+            "for name in axes:\n        x = lax.all_gather",
+        ),
+        ("x = lax.psum(x, local)", "x = x"),
+        ("x = lax.all_to_all(x, name, k, k)", "x = x + 0"),
+        ("moves = place[", "moves = (place + 1)["),
+        ("% devices", "% 1"),
+        ("return lax.pmean(x", "return lax.psum(x"),
+        ("entries[spec[axis.name]] = axis.across", "entries[spec[axis.name]] = axis.across[::-1]"),
+        ("k - (k > lost)", "k"),
+        ("lax.axis_index((*across, *local))", "lax.axis_index((*local, *across))"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """A program that is edited, and the records of its calls."""
+    folder = tmp_path_factory.mktemp("replayed")
+    text = textwrap.dedent(HEAD + textwrap.dedent(REPLAYED))
+    (folder / "program.py").write_text(text)
+    spec = {name: str(folder / name) for name in ("records", "result", "status")}
+    spec |= {"tree": str(folder) + os.sep, "folders": {str(folder): str(folder)}}
+    recorder = Recorder({**spec, "calls": 3, "bytes": 1 << 30})
+    watcher = watch.Watcher(traced=recorder.traced, constructed=recorder.constructed)
+    end = watch.watch_everywhere(watcher)
+    with xmap_compat.install(), importing(folder, ["program.py"]):
+        importlib.import_module("program")
+        recorder.finish("")
+    end()
+    found = pickle.loads((folder / "result").read_bytes())
+    contents = {path: pathlib.Path(path).read_bytes() for path in found.files}
+    program = edits.Program(found, contents, str(folder))
+    program.judge()
+    assert not any(c.refused for c in found.constructions)
+    edited = program.edited(found.constructions, [])
+    texts = {os.path.basename(p): after.decode() for p, (_, after) in edited.changes.items()}
+    spec |= {"places": edited.places, "edited": [], "stopped": False}
+    return spec, texts, str(folder), sum(c.recorded for c in found.constructions)
+
+
+def problems_of(replayed, texts):
+    """What the replay finds in an edited program; the calls that agree."""
+    spec, _, folder, _ = replayed
+    verifier = Verifier(spec)
+    helper = types.ModuleType("named_axes")
+    exec(compile(texts["named_axes.py"], "named_axes.py", "exec"), vars(helper))
+    helper.mapped = verifier.probing(helper.mapped)
+    sys.modules["named_axes"] = helper
+    path = os.path.join(folder, "program.py")
+    try:
+        exec(compile(texts["program.py"], path, "exec"), {"__name__": "program"})
+    except Exception as error:
+        verifier.problems.setdefault(-1, repr(error))
+    finally:
+        del sys.modules["named_axes"]
+    verifier.finish("")
+    return verifier.problems, sum(verifier.agreed.values())
+
+
+def test_the_right_edit_is_verified(replayed):
+    problems, agreed = problems_of(replayed, replayed[1])
+    assert not problems and agreed == replayed[3] >= 3
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("file, old, new", [(f, *of) for f, all in PLANTED.items() for of in all])
+def test_a_wrong_edit_is_never_called_verified(file, old, new, replayed):
+    texts = dict(replayed[1])
+    assert old in texts[file], texts[file]
+    texts[file] = texts[file].replace(old, new)
+    if "lax." in new and file == "program.py":
+        texts[file] = "from jax import lax\n" + texts[file]
+    problems, agreed = problems_of(replayed, texts)
+    assert problems or agreed < replayed[3]

@@ -791,7 +791,7 @@ def test_grey_blocks_are_in_the_legend(mesh42):
     with mesh42:
         tree, tips = drawn(f.plan(shaped(8), shaped(8, 8)))
     texts = [t.text for t in tree.iter(f"{SVG}text")]
-    assert "at one place along y" in texts and "at one place along x" not in texts
+    assert "the same place along y" in texts and "the same place along x" not in texts
     (swatch,) = [r for r in tree.iter(f"{SVG}rect") if r.get("width") == "14.0"]
     assert swatch.get("fill") in {fill for tip, fill in tips if " on device 0 2 4 6" in tip}
 
@@ -883,3 +883,4 @@ def test_no_number_is_broken():
         assert re.findall(r"\d+", " ".join(lines)) == ["12345", "67890"]
         assert max(map(len, lines)) <= width
     assert wrapped("1234567", 3) == ["123", "456", "7"]
+    assert wrapped("sent 32.8 k, 12 MiB", 8) == ["sent", "32.8 k,", "12 MiB"]

@@ -22,6 +22,15 @@ from xmap_compat._jax.version import (
 check_release()
 warn_if_untested()
 
+from xmap_compat._jax.batching import (
+    batched,
+    has_own_batching,
+    holds_own_batching,
+    is_of_jax,
+    library_of,
+    operation_name,
+    varying_results,
+)
 from xmap_compat._jax.containers import explicit_arrays, held_by, shaped_containers
 from xmap_compat._jax.equations import (
     Call,
@@ -79,7 +88,9 @@ from xmap_compat._jax.patches import (
 )
 from xmap_compat._jax.positions import (
     api_boundary,
+    boundary,
     contextmanager,
+    end_at_user,
     equation_context,
     exclude_from_positions,
     user_frames_of,
@@ -109,7 +120,7 @@ from xmap_compat._jax.types import (
 
 _without_origin = lambda x: ("hidden" if isinstance(x, jax.core.Tracer) else "constant", None)  # noqa: E731
 # What stands in where this JAX lacks something private that an optional part needs.
-recovering = optional("recovery", recovering=lambda jitted, *_: jitted).recovering
+note_checks = optional("checks", note_checks=lambda: None).note_checks
 axes_of_spmd_vmap = optional("spmd", axes_of_spmd_vmap=frozenset).axes_of_spmd_vmap
 process_store = optional("processes", process_store=lambda: None).process_store
 tracer_origin = optional("origins", tracer_origin=_without_origin).tracer_origin

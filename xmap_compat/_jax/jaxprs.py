@@ -30,6 +30,11 @@ reduce_scatter_p, pbroadcast_p = (eqn.primitive for eqn in _sample.eqns)
 NamedAxisEffect: Any = type(next(iter(_sample.effects)))
 
 
+def is_ours(module: str) -> bool:
+    """Whether a module is JAX's, or of this package."""
+    return module.partition(".")[0] in ("jax", "xmap_compat")
+
+
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """Split a closed or an open jaxpr into the object with ``eqns`` and its constants.
 

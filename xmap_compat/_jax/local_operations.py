@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.interpreters import ad
 
+from xmap_compat._jax.batching import is_of_jax
 from xmap_compat._jax.jaxprs import HiPrim
 from xmap_compat._jax.types import varying_axes_of, varying_like
 from xmap_compat._jax.version import VERSION
@@ -57,6 +58,8 @@ def _needs_plain_types(eqn, params, mesh_axes):
         or not (primitive in ad.primitive_jvps or primitive in ad.primitive_transposes)
     ):
         return False
+    if not is_of_jax(primitive):
+        return True  # derivatives of other libraries make constants, which do not vary
     if primitive not in _FORGETFUL:
         types, _ = primitive.abstract_eval(
             *(varying_like(v.aval, mesh_axes) for v in eqn.invars), **params

@@ -54,10 +54,16 @@ class Restoration:
 
     def enter(self) -> None:
         with self._lock:
+            if self._users == 0:
+                self._install()
             self._users += 1
-            if self._users == 1:
-                for install in self._plan:
-                    self._undo.callback(install())
+
+    def _install(self) -> None:
+        """All of the plan, or nothing."""
+        with contextlib.ExitStack() as undo:
+            for install in self._plan:
+                undo.callback(install())
+            self._undo = undo.pop_all()
 
     def exit(self) -> None:
         with self._lock:

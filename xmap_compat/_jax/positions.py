@@ -7,7 +7,6 @@ import functools
 import os
 import sys
 import sysconfig
-import threading
 import traceback
 import types
 import warnings
@@ -54,29 +53,37 @@ def api_boundary(fun: C) -> C:
 
     @functools.wraps(fun)
     def at_boundary(*args, **kwargs):
-        inside = _now_inside(True)
         try:
             return fun(*args, **kwargs)
         except Exception as error:
-            # Functions around this one look for the frame that raised it.
-            if not inside and jax.config.jax_traceback_filtering != "off":
-                error.with_traceback(_without_hidden_frames(error.__traceback__))
+            end_at_user(error)
             raise
-        finally:
-            _now_inside(inside)
 
     return cast(C, at_boundary)
 
 
-_boundary = threading.local()
+_BOUNDARIES = {api_boundary(len).__code__}
 
 
-def _now_inside(
-    inside: bool,
-) -> bool:  # its own, as a thread-local cannot be pickled with at_boundary
-    """Set whether this thread is inside of a boundary; returns whether it was."""
-    before, _boundary.inside = getattr(_boundary, "inside", False), inside
-    return before
+def boundary(fun: C) -> C:
+    """Mark a function that calls ``end_at_user`` itself."""
+    _BOUNDARIES.add(fun.__code__)
+    return fun
+
+
+def end_at_user(error: Exception) -> None:
+    """Shorten the traceback of an error that a boundary has caught, and raises on.
+
+    Within another boundary it stays: functions there look for the frame that raised the error.
+    """
+    if jax.config.jax_traceback_filtering == "off":
+        return
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if frame.f_code in _BOUNDARIES:
+            return
+        frame = frame.f_back
+    error.with_traceback(_without_hidden_frames(error.__traceback__))
 
 
 def _without_hidden_frames(passed):

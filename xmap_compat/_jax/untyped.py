@@ -10,6 +10,7 @@ import jax
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
+from xmap_compat._jax.batching import batched, has_own_batching, varying_results
 from xmap_compat._jax.primitives import Primitive, bind
 from xmap_compat._jax.tracing import plainly
 from xmap_compat._jax.types import varying_axes_of, varying_like
@@ -52,18 +53,21 @@ def _untyped_call(fun, *args):
 def _batch_untyped_call(args, dims, *, jaxpr):
     moved = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims)]
     in_axes = [None if d is None else 0 for d in dims]
-    outs = _untyped_call(jax.vmap(jex_core.jaxpr_as_fun(jaxpr), in_axes=in_axes), *moved)
-    return outs, [0] * len(outs)
+    (size,) = {x.shape[0] for x, d in zip(moved, in_axes) if d is not None}
+    call = jex_core.jaxpr_as_fun(jaxpr)
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in moved]
+    levels = [(size, in_axes)]
+    varying = [frozenset([0])] * len(jaxpr.out_avals)
+    if any(map(has_own_batching, jaxpr.eqns)):
+        varying = plainly(lambda: varying_results(call, types, levels), in_our_shard_map=True)
+    outs = _untyped_call(batched(call, levels, varying), *moved)
+    return outs, [0 if of_result else None for of_result in varying]
 
 
 def _jvp_untyped_call(primals, tangents, *, jaxpr):
     """The tangents are a call of their own, which is linear in the tangents of the operands."""
     moving = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
-    inexact = [
-        k
-        for k, aval in enumerate(jaxpr.out_avals)
-        if aval.to_tangent_aval().dtype != jax.dtypes.float0
-    ]
+    inexact = _smooth_results(jaxpr)
 
     def pushed(*args):
         primals, tangents = args[: -len(moving)], args[-len(moving) :]
@@ -78,17 +82,32 @@ def _jvp_untyped_call(primals, tangents, *, jaxpr):
     return outs, [out_tangents.get(k, zero) for k, zero in enumerate(zeros)]
 
 
+def _smooth_results(jaxpr):
+    """The positions of results that have a tangent: integers have none."""
+    return [
+        k
+        for k, aval in enumerate(jaxpr.out_avals)
+        if aval.to_tangent_aval().dtype != jax.dtypes.float0
+    ]
+
+
 def _transpose_untyped_call(cts, *operands, jaxpr):
     linear = [k for k, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    inexact = _smooth_results(jaxpr)
     known = [x for x in operands if not ad.is_undefined_primal(x)]
 
     def pulled(*args):
         rest = iter(args)
         primals = [None if k in linear else next(rest) for k in range(len(operands))]
-        fun = lambda *xs: _call_with(jaxpr, primals, linear, xs)  # noqa: E731
+
+        def fun(*xs):
+            outs = _call_with(jaxpr, primals, linear, xs)
+            return [outs[k] for k in inexact]
+
         return jax.linear_transpose(fun, *(jaxpr.in_avals[k] for k in linear))(list(rest))
 
-    cotangents = dict(zip(linear, _untyped_call(pulled, *known, *map(ad.instantiate_zeros, cts))))
+    smooth_cts = [ad.instantiate_zeros(cts[k]) for k in inexact]
+    cotangents = dict(zip(linear, _untyped_call(pulled, *known, *smooth_cts)))
     return [cotangents.get(k) for k in range(len(operands))]
 
 

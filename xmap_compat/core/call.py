@@ -31,7 +31,7 @@ from xmap_compat.core.placement import (
     place_axes,
 )
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
-from xmap_compat.core.trace import NamedProgram, trace_program
+from xmap_compat.core.trace import NamedProgram, call_without_axes, trace_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,7 @@ class PlacedCall:
       nested: whether the call was made in the body of another xmap.
       first_device_of: the mesh on whose first device a call without mesh resources would run in
       legacy, or None.
+      asked: what batching rules answered about operations of the program, for the evaluation.
     """
 
     fun_name: str
@@ -66,6 +67,7 @@ class PlacedCall:
     body: Body
     nested: bool
     first_device_of: Any
+    asked: dict[Any, Any]
 
     @property
     def every_placement(self) -> dict[AxisName, Placement]:
@@ -131,7 +133,7 @@ def _check(
     nested = bool(enclosing_bodies())
     # Mesh axes are named axes of the outermost xmap only, but no value of a nested one may need one
     # of them twice.
-    checker = Checker({**placements, **mesh_axes}, declared.name)
+    checker = Checker({**placements, **mesh_axes}, declared.name, trace_rule=call_without_axes)
     used = _mesh_axes_used(program, placements)
     _check_outer_names(program, checker.placements, used)
     own = _own_elements(declared, checker, program, arguments.names, used)
@@ -144,7 +146,8 @@ def _check(
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
     alone = not (nested or mesh_axes or any(p.mesh_axes for p in every.values()))
     first = undeclared.mesh_of_results(declared, body.scope.mesh) if alone else None
-    parts = (arguments.specs, out_specs, program, results, extra, body, nested, first)
+    asked = checker.asked
+    parts = (arguments.specs, out_specs, program, results, extra, body, nested, first, asked)
     return PlacedCall(
         declared.name, body.scope, placements, own if nested else mesh_axes | own, *parts
     )
@@ -157,7 +160,7 @@ def _own_elements(declared, checker, program, input_names, mesh_axes):
     if not (declared.undeclared and undeclared.exist.value):
         return {}
     own = undeclared.own_elements(mesh_axes, current_scope().mesh)
-    with_own = Checker(checker.placements | own, declared.name)
+    with_own = Checker(checker.placements | own, declared.name, trace_rule=checker.trace_rule)
     with_own.results(
         program.jaxpr, undeclared.names_at_entry(program.consts, input_names, with_own.placements)
     )

@@ -152,15 +152,10 @@ def mesh_shadows_loops(names: Iterable[Hashable]) -> ValueError:
     )
 
 
-def check_from_outside(fun: str, where: str = "") -> NotImplementedError:
-    seen = (
-        f"The check at {where} is in"
-        if where
-        else "The automatic checks of checkify do not see the elements of"
-    )
+def check_from_outside(fun: str, where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{seen} the xmapped function {fun}. Apply checkify inside, and map its error like any result: "
-        "xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))"
+        f"The check at {where} is in the xmapped function {fun}. Apply checkify inside, and map its error like any "
+        "result: xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))"
     )
 
 

@@ -20,6 +20,7 @@ from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.device import DeviceView, as_operand, laid_out_over
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
+from xmap_compat.core.rules.libraries import bind_by_rule
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.rules.table import translate
 from xmap_compat.core.values import NamedValue, is_float0, positional
@@ -149,7 +150,15 @@ class Evaluator:
         rule = self.structured.get(primitive if held is None else type(held))
         if rule is not None:
             return rule(self, held, operands, eqn)
+        if _jax.has_own_batching(eqn):
+            return self.by_batching_rule(eqn, operands)
         return bind_ordinary(self.view, eqn, operands)
+
+    def by_batching_rule(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+        """The results of an operation that is not JAX's."""
+        results = self.checker.by_batching_rule(eqn, [v.names for v in operands])
+        where = self.checker.where(eqn)
+        return bind_by_rule(self.view, eqn, operands, results, where)
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, [v.names for v in operands])

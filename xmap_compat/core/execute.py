@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ from xmap_compat.core.nested.axes import as_placements
 from xmap_compat.core.nested.named_scopes import NestedCall, named_scope
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.structured.table import STRUCTURED
-from xmap_compat.core.trace import trace_flat
+from xmap_compat.core.trace import call_without_axes, trace_flat
 from xmap_compat.core.values import NamedValue, positional, split
 from xmap_compat.core.watch import NOBODY, watcher
 
@@ -82,7 +83,13 @@ class Execution:
             return trace_flat(fun, types, body, view.in_our_shard_map)
 
         outer = as_placements(body.mesh_axes, nested=True) if view.nested else {}
-        checker = Checker(view.placements, placed.fun_name, outer)
+        checker = Checker(
+            view.placements,
+            placed.fun_name,
+            outer,
+            trace_rule=functools.partial(call_without_axes, in_our_shard_map=view.in_our_shard_map),
+            asked=placed.asked,
+        )
         jaxpr = placed.program.jaxpr
         ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
         wanted = [

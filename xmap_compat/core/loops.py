@@ -1,7 +1,8 @@
 """Loop resources: the part of stage 6 that computes an axis chunk by chunk.
 
 An axis on loops is cut into chunks.  Each equation runs within scans over the loops that it varies
-over, and no others.
+over, and no others.  One that combines elements of such an axis, as its batching rule says, runs
+in none.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
+from xmap_compat.core.combining import may_combine
 from xmap_compat.core.device import DeviceView
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import Names
@@ -58,10 +60,57 @@ def evaluate_in_loops(
         for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)
     }
     wanted = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
-    nest = _Nest(ev, loops, _loops_of_variables(ev.view, jaxpr, names))
-    env = nest.run(_needed(jaxpr, wanted), frozenset(wanted), env, tuple(loops))
-    joined = {v: _join(ev.view, *_first_of_equal(ev.view, env[v])) for v in wanted}
+    needed = _needed(jaxpr, wanted)
+    whole = _whole_equations(ev.view, needed, names)
+    nest = _Nest(ev, loops, _loops_of_variables(ev.view, jaxpr, names, whole))
+    env = _run_pieces(nest, needed, whole, frozenset(wanted), env)
+    joined = {v: _joined(ev.view, env[v]) for v in wanted}
     return [positional(v.val) if isinstance(v, _jax.Literal) else joined[v] for v in jaxpr.outvars]
+
+
+def _whole_equations(view, eqns, names):
+    """The equations with an operation that combines elements of looped axes: they are computed for
+    all elements at once.
+    """
+    looped = frozenset(n for n, place in view.placements.items() if place.loops)
+    whole = set()
+    for eqn in eqns:
+        meets_loop = any(not looped.isdisjoint(names[v]) for v in _variables_read(eqn))
+        if meets_loop and _holds_combination(eqn):
+            whole.add(eqn)
+    return whole
+
+
+def _holds_combination(eqn):
+    return may_combine(eqn) or any(may_combine(inner) for inner, _ in _jax.walk(eqn.params))
+
+
+def _run_pieces(nest, eqns, whole, wanted, env):
+    """Evaluate a program in loops up to each equation that is computed for all elements at once."""
+    piece: list[Any] = []
+    for k, eqn in enumerate(eqns):
+        if eqn in whole:
+            later = wanted | _all_read(eqns[k:])
+            env = nest.run(piece, later, env, tuple(nest.lengths))
+            env = _run_whole(nest, eqn, env)
+            piece = []
+        else:
+            piece.append(eqn)
+    return nest.run(piece, wanted, env, tuple(nest.lengths))
+
+
+def _run_whole(nest, eqn, env):
+    view, checker = nest.ev.view, nest.ev.checker
+    placements = {n: place.without_loops() for n, place in view.placements.items()}
+    without_loops = dataclasses.replace(
+        nest.ev,
+        view=dataclasses.replace(view, placements=placements),
+        checker=dataclasses.replace(checker, placements=placements),
+    )
+    values = {v: _joined(view, env[v]) for v in _variables_read(eqn)}
+    without_loops.run([eqn], values)
+    results = {v: _chunked(view, values[v], nest.lengths) for v in eqn.outvars}
+    return {**env, **results}
 
 
 def _needed(jaxpr, outputs):
@@ -79,13 +128,15 @@ def _variables_read(eqn):
     return [v for v in eqn.invars if not isinstance(v, _jax.Literal)]
 
 
-def _loops_of_variables(view, jaxpr, names):
+def _loops_of_variables(view, jaxpr, names, whole):
     """The loops in which each variable is computed: those of its axes, and of the variables it is
-    computed from.
+    computed from.  Results of the equations in ``whole`` are computed in no loop.
     """
     own = {v: frozenset(loop for n in names[v] for loop in view.placements[n].loops) for v in names}
     inside = dict(own)
     for eqn in jaxpr.eqns:
+        if eqn in whole:
+            continue
         together = frozenset().union(
             *(inside[v] for v in _variables_read(eqn)), *(own[v] for v in eqn.outvars)
         )
@@ -166,6 +217,11 @@ class _Nest:
 
 def _all_read(eqns):
     return frozenset(v for eqn in eqns for v in _variables_read(eqn))
+
+
+def _joined(view, chunked):
+    """A value with all elements that a device has of each axis."""
+    return _join(view, *_first_of_equal(view, chunked))
 
 
 def _first_of_equal(view, chunked):

@@ -23,6 +23,14 @@ from xmap_compat.core.collectives import (
     names_used,
     result_names,
 )
+from xmap_compat.core.combining import (
+    BatchedEquation,
+    TraceRule,
+    check_combined,
+    combined_axes,
+    takes_whole_axes,
+    trace_plainly,
+)
 from xmap_compat.core.errors import (
     LEGACY,
     einsum_skipped_axis,
@@ -56,12 +64,18 @@ class Checker:
         program is checked, not where it is evaluated.
       met: each ``OwnElement`` that a collective, or a predicate around one, depends on; filled by
       the inference.
+      trace_rule: has a batching rule traced where it sees no axes.
+      asked: what batching rules answered, by their equation and the names of its operands.
     """
 
     placements: Mapping[AxisName, Placement]
     fun: str
     outer_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
     met: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
+    trace_rule: TraceRule = dataclasses.field(default=trace_plainly, repr=False, compare=False)
+    asked: dict[Any, list[Names]] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
     _known: dict[Any, Any] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -164,7 +178,32 @@ class Checker:
         used = names_used(eqn) & self.placements.keys()
         if used or (calls and not eqn.effects):  # with effects, it is evaluated
             raise _unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
-        return [_union(inputs)] * len(eqn.outvars)
+        if not _jax.has_own_batching(eqn):
+            return [_union(inputs)] * len(eqn.outvars)
+        return self._by_rule(eqn, inputs)
+
+    def _by_rule(self, eqn, inputs):
+        results = self.by_batching_rule(eqn, inputs)
+        if not takes_whole_axes(eqn):
+            combined = combined_axes(inputs, results, self.placements)
+            check_combined(eqn, combined, self.placements, self.where(eqn))
+        return results
+
+    def by_batching_rule(self, eqn: Any, inputs: Sequence[Names]) -> list[Names]:
+        """The named axes of the results of an operation that is not JAX's.  Its rule is asked
+        once.
+        """
+        key = (eqn, tuple(inputs))
+        if key not in self.asked:
+            self.asked[key] = self._batched(eqn, inputs).results()
+        return self.asked[key]
+
+    def trace_by_rule(self, eqn: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Any:
+        """A jaxpr of an operation on whole axes, as its batching rule makes it."""
+        return self._batched(eqn, inputs).jaxpr(results)
+
+    def _batched(self, eqn, inputs):
+        return BatchedEquation(eqn, inputs, self.placements, self.trace_rule)
 
     def _collective(self, eqn, inputs):
         mentioned = mentioned_names(eqn.params)
@@ -244,6 +283,8 @@ class _Flow(NamedTuple):
 def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
     """The fixpoint of the named axes in calls, loops and branches."""
     bodies, carry, operands = bodies_of(held), carry_of(held), list(inputs)
+    if isinstance(held, _jax.Cond):
+        operands = operands_of_branches(held, inputs)
     while True:
         predicate = inputs[0] if isinstance(held, _jax.Cond) else NONE
         outs: list[list[Names]] = []
@@ -258,6 +299,16 @@ def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
             checker.note_predicate(predicate, *(body.jaxpr for body in bodies))
             return _Flow(operands, [*grown, *results[len(grown) :]], predicate)
         operands[carry] = grown
+
+
+def operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names]:
+    """The named axes of the operands of branches; batching rules within see those of the index,
+    too, as under ``jax.vmap``.
+    """
+    index, *others = inputs
+    if index and _jax.holds_own_batching(cond.branches):
+        others = [names | index for names in others]
+    return [index, *others]
 
 
 def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> list[Names]:

@@ -18,11 +18,13 @@ from xmap_compat.core.specs import AxisName
 
 
 class Use(enum.Enum):
-    """How a value was used to make another, along an axis that the value does not vary over."""
+    """How a cotangent was used to make a value, along an axis."""
 
     NONE = "by no collective yet"
     PARTS = "by a collective, as the elements' own values, which add up to it"
     WHOLE = "by a collective, after it met a varying value: by each element as a whole"
+    BOTH = "by a collective, together with what another one made, or with a varying cotangent"
+    EACH = "it varies over the axis: each element has its own"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +40,10 @@ class Once:
     use: Use = Use.NONE
 
 
-def once_along(axes: Iterable[AxisName]) -> frozenset[Any]:
-    """What a cotangent that does not vary over these axes has among its names."""
-    return frozenset(map(Once, axes))
+def with_once(names: Names, axes: Names) -> Names:
+    """The names of a cotangent in a rule with collectives over these axes."""
+    along = (Once(axis, Use.EACH if axis in names else Use.NONE) for axis in axes)
+    return names.union(along)
 
 
 def without_once(names: Names) -> Names:
@@ -68,15 +71,17 @@ def after_collective(operand: Names, axes: Iterable[AxisName], result: Names) ->
 
 def _ended(operand, axis):
     """How a collective over an axis uses an operand that is made from a cotangent."""
+    others = {use for use in Use if Once(axis, use) in operand} - {Use.NONE}
+    if others & {Use.PARTS, Use.BOTH, Use.EACH}:
+        return [Once(axis, Use.BOTH)]
     if axis in operand:
         return [Once(axis, Use.WHOLE)]
-    if Once(axis, Use.PARTS) in operand:  # a sum of a sum, and of its cotangent
-        return [Once(axis, Use.PARTS), Once(axis, Use.WHOLE)]
-    return [Once(axis, Use.PARTS)]
+    return [Once(axis, Use.BOTH if others else Use.PARTS)]
 
 
 def used_both_ways(names: Names) -> Names:
-    """The axes along which a result depends on a cotangent by its parts, and otherwise."""
+    """The axes along which a result has a cotangent by its parts, and without any collective."""
     by_parts = {n.axis for n in names if isinstance(n, Once) and n.use is Use.PARTS}
-    otherwise = {n.axis for n in names if isinstance(n, Once) and n.use is not Use.PARTS}
-    return frozenset(by_parts & otherwise)
+    without = {n.axis for n in names if isinstance(n, Once) and n.use is Use.NONE}
+    together = {n.axis for n in names if isinstance(n, Once) and n.use is Use.BOTH}
+    return frozenset(by_parts & without | together)

@@ -104,12 +104,12 @@ class ComparedCalls:
     """
 
     def __init__(self):
-        self._traced: dict[Hashable, Fingerprint] = {}
+        self._traced: dict[Hashable, Fingerprint] = {}  # and not compared yet
         self._agreed: set[Hashable] = set()
 
     @contextlib.contextmanager
     def calling(self, args: tuple[Any, ...]) -> Iterator[None]:
-        """The context around a call that jit has not compiled yet, or that has raised an error."""
+        """The context around a call in a program of several processes."""
         if self._traced:
             own = self._traced.get(_key(args))
             if own is not None:
@@ -137,13 +137,14 @@ class ComparedCalls:
         store = _jax.process_store()
         if timeout is None or store is None:
             return
-        key = (store.client, own.processes, own.digest)
-        if key in self._agreed:
-            return
         needs_others = own.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))
-        if needs_others:
+        if not needs_others:
+            return
+        key = (store.client, own.processes, own.digest)
+        if key not in self._agreed:
             _agree(store, own, timeout)
             self._agreed.add(key)
+        self._traced.pop(_key(args), None)
 
 
 def _key(args: tuple[Any, ...]) -> Hashable:

@@ -112,7 +112,7 @@ def _trace(fun, types, body, in_our_shard_map=False):
             raise
 
 
-def call_without_axes(fun: Callable[[], Any], advice: str, in_our_shard_map: bool) -> Any:
+def call_without_axes(fun: Callable[[], Any], advice: str, in_our_shard_map: bool = False) -> Any:
     """The result of a function that traces a rule which may name no axis of the xmap.
 
     Args:

@@ -152,7 +152,8 @@ class _Uses:
                 if joint
                 else [self.cast_to(v.names) for _, v in zip(operands, outs)]
             )
-        if structured is None and not _jax.has_side_effect(eqn) and not names_used(eqn):
+        is_ordinary = structured is None and not _jax.has_side_effect(eqn) and not names_used(eqn)
+        if is_ordinary and not _jax.has_own_batching(eqn):
             return _of_ordinary(operands, after, together)
         for body in _jax.subjaxprs(eqn.params):
             self.leave(body)

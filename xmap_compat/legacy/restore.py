@@ -126,19 +126,30 @@ def install(removed: bool = True, old_random: bool = False) -> Installed:
       ...     xmap(lambda x: x + 1, in_axes=["i"], out_axes=["i"])(jax.numpy.arange(3)).tolist()
       [1, 2, 3]
     """
-    global _installation, _removed, _option_of_random
     with _lock:
         first = _installation is None
-        if old_random and _option_of_random is None:
-            _option_of_random = bool(getattr(jax.config, OPTION_OF_RANDOM))
-            jax.config.update(OPTION_OF_RANDOM, False)
-        if _installation is None:
-            _installation = _new_installation()
-            _installation.enter()
-        if removed and _removed is None:
-            _removed = old_names.restoration()
-            _removed.enter()
+        try:
+            _put_in_place(removed, old_random)
+        except BaseException:
+            if first:
+                _put_back()
+            raise
     return Installed(first)
+
+
+def _put_in_place(removed: bool, old_random: bool) -> None:
+    global _installation, _removed, _option_of_random
+    if old_random and _option_of_random is None:
+        _option_of_random = bool(getattr(jax.config, OPTION_OF_RANDOM))
+        jax.config.update(OPTION_OF_RANDOM, False)
+    if _installation is None:
+        installation = _new_installation()
+        installation.enter()
+        _installation = installation
+    if removed and _removed is None:
+        old = old_names.restoration()
+        old.enter()
+        _removed = old
 
 
 def uninstall() -> None:

@@ -15,8 +15,7 @@ from typing import Any
 
 # What is missing without each part.
 MISSING = {
-    "recovery": "calls whose arrays lie elsewhere fail as jax.jit says it, processes do not compare their calls, and "
-    "automatic checks of checkify around an xmapped function may end in errors of JAX",
+    "checks": "errors of checkify around an xmapped function have no notes",
     "contexts": "`with jax.sharding.Mesh(...)` sets no mesh for xmap, nor for bare PartitionSpecs",
     "spmd": "jax.vmap(spmd_axis_name=...) around an xmap with mesh resources is not refused in words",
     "processes": "processes do not compare their calls",

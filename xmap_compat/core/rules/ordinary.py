@@ -37,7 +37,7 @@ def bind_ordinary(view: DeviceView, eqn: Any, operands: Sequence[NamedValue]) ->
         # Its batching rule draws one stream for a whole batch, so the bits would depend on the
         # placement.
         return bind_per_element(view, primitive, operands, params)
-    rule = DIRECT.get(primitive.name)
+    rule = DIRECT.get(primitive.name) if _jax.is_of_jax(primitive) else _GENERAL
     results = _GENERAL if rule is None else rule(view, primitive, operands, params)
     return bind_named(view, primitive, operands, params) if results is _GENERAL else results
 

@@ -21,7 +21,7 @@ from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import cast_alike, cast_as, cast_to, laid_out_over
 from xmap_compat.core.evaluate import Evaluator, Rule
-from xmap_compat.core.names import Names
+from xmap_compat.core.names import Names, operands_of_branches
 from xmap_compat.core.rules.reductions import max_over
 from xmap_compat.core.structured.callables import checkpointed, collectives_within, communicates
 from xmap_compat.core.values import NamedValue, is_smooth, positional, transposed, without
@@ -58,7 +58,10 @@ def cond(
       where elements on one device take different branches, and where devices might miss each other
       in a collective.
     """
+    _, *entering = operands_of_branches(cond, [v.names for v in operands])
     index, *operands = operands
+    if entering != [v.names for v in operands]:
+        operands = ev.laid_out(operands, entering)
     branches = cond.branches
     names = [
         n | index.names
@@ -157,10 +160,10 @@ class _Branch:
     def _run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
         """The values of all variables, from those of the inputs."""
         together = lambda name: name not in self.mask.names and self.ev.view.is_own(name)  # noqa: E731
-        met = [
-            frozenset(n for n in collectives_within(self.ev, eqn) if not together(n))
-            for eqn in eqns
-        ]
+        met = []
+        for eqn in eqns:
+            axes = collectives_within(self.ev, eqn, differentiable=True)
+            met.append(frozenset(n for n in axes if not together(n)))
         flowing = _flowing_into(eqns, met)
         places = list(map(_place_of, eqns, met, flowing))
         alone = (

@@ -12,10 +12,11 @@ from jax.custom_derivatives import SymbolicZero
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import collectives_of
+from xmap_compat.core.combining import may_combine
 from xmap_compat.core.derivatives import derivative
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import NamedValue, is_float0
+from xmap_compat.core.values import NamedValue, is_float0, is_smooth
 
 
 def only_arrays(fun):
@@ -109,25 +110,38 @@ def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
     )
 
 
-def collectives_within(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[AxisName]:
+def collectives_within(
+    ev: Evaluator, eqn: Any, order: int = 1, differentiable: bool = False
+) -> frozenset[AxisName]:
     """Every axis name that collectives in an equation, and in the custom rules inside of it,
     mention.
 
-    A rule that cannot be traced by itself may have a collective over any axis.
+    A rule that cannot be traced by itself may have a collective over any axis, and so may an
+    operation whose batching rule combines elements.
+
+    Args:
+      differentiable: whether to leave out such operations if their results have no derivative.
     """
-    if (eqn, order) not in ev.rule_names:
+    key = (eqn, order, differentiable)
+    if key not in ev.rule_names:
         inner = [e for held in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(held)[0].eqns]
-        names = [collectives_of(eqn), *(collectives_within(ev, e, order) for e in inner)]
+        names = [
+            collectives_of(eqn),
+            *(collectives_within(ev, e, order, differentiable) for e in inner),
+        ]
+        counts = not differentiable or any(is_smooth(v.aval) for v in eqn.outvars)
+        if counts and may_combine(eqn):
+            names.append(frozenset(ev.view.placements))
         if order <= _ORDERS and isinstance(
             _jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)
         ):
             try:
                 of_rule = _jax.open_jaxpr(derivative(ev.stage, eqn))[0].eqns
-                names += [collectives_within(ev, e, order + 1) for e in of_rule]
+                names += [collectives_within(ev, e, order + 1, differentiable) for e in of_rule]
             except Exception:
                 names.append(frozenset(ev.view.placements))
-        ev.rule_names[eqn, order] = frozenset().union(*names)
-    return ev.rule_names[eqn, order]
+        ev.rule_names[key] = frozenset().union(*names)
+    return ev.rule_names[key]
 
 
 def is_no_array(value: NamedValue) -> bool:

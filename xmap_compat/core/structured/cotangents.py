@@ -40,11 +40,12 @@ one of them takes its cotangent (:func:`_at_first_element`): 1 + 6 and 2 + 0, wh
 the sum of all cotangents, and its own one.  So:
 
     If one result of the rule depends on the cotangent by a collective in which it stands for the
-    elements' own, and in another way, each element has its own value, an equal part, in all of that
-    result.  This is decided for each result, and each axis, alone.
+    elements' own, and without any collective, each element has its own value, an equal part, in
+    all of that result.  This is decided for each result, and each axis, alone.
 
 Both elements have 1 + 1/2, which varies, and adds up to 3.  A ring of ``ppermute`` that adds up
-what comes by is of this kind, too.
+what comes by is of this kind, too, and so is a collective of what exists once and of what another
+collective made, or of a cotangent that varies: ``psum(psum(ct) + ct)``.
 
 What depends on how the cotangent is divided among the elements, as ``psum(ct) + ct`` for a mapped
 operand, has no right value.  It has one value under all placements, by equal parts.
@@ -178,7 +179,7 @@ def _apply_where_once(ev, staged, first, axes, wanted):
 def _once_in(view, cotangent, axes, apart):
     """A cotangent that exists once along ``axes``; along ``apart`` each element has its part."""
     missing = axes - cotangent.names
-    existing = dataclasses.replace(cotangent, names=cotangent.names | once.once_along(missing))
+    existing = dataclasses.replace(cotangent, names=once.with_once(cotangent.names, axes))
     missing = missing & apart
     if not missing:
         return existing

@@ -7,19 +7,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from xmap_compat import _jax
-from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import cast_alike, cast_to, laid_out
+from xmap_compat.core.combining import batched_axes, combined_in_loop, takes_whole_axes
+from xmap_compat.core.device import cast_alike, cast_to, gather_over, laid_out, laid_out_over
 from xmap_compat.core.errors import quoted
 from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.rules.exchanges import take_own
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
@@ -120,18 +122,23 @@ def custom_vjp(
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]
         primals = [dataclasses.replace(v, data=v.data.value) for v in flagged]
-        outs = evaluate_callable(ev, functools.partial(run_fwd, perturbed), primals)
+        returned: list[Any] = []
+
+        def run(*primals):
+            returned[:] = run_fwd(perturbed, *primals)
+            return returned
+
+        outs = evaluate_callable(ev, run, primals)
         num_residuals = len(outs) - len(names)
-        returned = iter(outs[:num_residuals])
         _, _, forwarded = layout()
-        residuals = [next(returned) if k is None else primals[k] for k in forwarded]
+        residuals, constants = _split_residuals(primals, outs, returned, forwarded)
         differentiated = {
             k: None for k, is_perturbed in enumerate(perturbed) if is_perturbed
         }  # its keys are static
-        return ev.laid_out(outs[num_residuals:], names), (residuals, differentiated)
+        return ev.laid_out(outs[num_residuals:], names), (residuals, constants, differentiated)
 
     def bwd(kept, cotangents):
-        residuals, differentiated = kept
+        residuals, constants, differentiated = kept
         if not call.symbolic_zeros:
             cotangents = [
                 dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data))
@@ -140,7 +147,8 @@ def custom_vjp(
         # For no other operands: constants of a branch that not all devices take must not need a sum
         # over devices.
         wanted = {k: layouts[k] for k in differentiated}
-        cts = cotangents_of_operands(ev, call.body, run_bwd, residuals, cotangents, wanted)
+        rule = constants.restored(run_bwd)
+        cts = cotangents_of_operands(ev, call.body, rule, residuals, cotangents, wanted)
         return tuple(map(cts.get, range(len(layouts))))
 
     # So JAX tells what is differentiated; a rule refuses to be differentiated for values that it
@@ -149,15 +157,49 @@ def custom_vjp(
     return fun(*operands)
 
 
+def _split_residuals(primals, evaluated, returned, forwarded):
+    """The residuals of a forward rule: those that are values, and those that are numbers."""
+    values: list[NamedValue] = []
+    numbers = []
+    rest = iter(zip(evaluated, returned, strict=True))
+    for position, k in enumerate(forwarded):
+        if k is not None:
+            values.append(primals[k])
+            continue
+        value, traced = next(rest)
+        if isinstance(traced, (bool, int, float, np.generic)):
+            numbers.append((position, traced))
+        else:
+            values.append(value)
+    return values, _Constants(tuple(numbers))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Constants:
+    """Residuals that are numbers, with their positions: a backward rule may ask them in Python, as
+    JAX lets it, so they are not traced.
+    """
+
+    values: tuple[tuple[int, Any], ...]
+
+    def restored(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """A backward rule that takes only the other residuals, before the cotangents."""
+
+        def apply(*args):
+            args = list(args)
+            for position, value in self.values:
+                args.insert(position, value)
+            return rule(*args)
+
+        return apply
+
+
 # ---------------------------------------------------------------- batching rules, solvers
 
 _NAMES_IN_LINEAR_CALL = (
     "The functions of a linear_call may name no axes of the xmap. "
     "Use jax.custom_vjp, whose rules may"
-)
-_NAMES_IN_BATCHING_RULE = (
-    "The rule of a custom_vmap may name no axes of the xmap: its arguments have all elements in "
-    "their first dimension"
 )
 
 
@@ -176,37 +218,45 @@ def linear_call(
 def custom_vmap(
     ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any
 ) -> list[NamedValue]:
-    """The user's batching rule over local dimensions; the function itself if there are none, or if
-    it calls Python.
+    """The user's batching rule, applied to whole axes: gathered where a device has a part of one,
+    which takes its own elements of the results.
+
+    The function itself if nothing varies, or if it calls Python.
     """
-    names = frozenset().union(*(v.names for v in operands))
-    if names and not _jax.has_side_effect(eqn):
-        _check_batching_rule(ev, operands, names, eqn)
-    if not _jax.has_side_effect(eqn) and (ev.view.local_names(names) or not ev.view.typed):
-        return bind_named(ev.view, eqn.primitive, operands, eqn.params)
-    return [cast_to(ev.view, out, names) for out in ev.evaluate(call.body, operands)]
+    inputs = [v.names for v in operands]
+    axes = batched_axes(frozenset().union(*inputs), ev.view.placements)
+    if not axes or not takes_whole_axes(eqn):
+        names = frozenset().union(*inputs)
+        return [cast_to(ev.view, out, names) for out in ev.evaluate(call.body, operands)]
+    for name in axes:
+        if ev.view.placements[name].loops:
+            raise combined_in_loop(eqn, name, ev.checker.where(eqn))
+    results = ev.checker.by_batching_rule(eqn, inputs)
+    batched = ev.checker.trace_by_rule(eqn, inputs, results)
+    whole = [_whole(ev.view, v, axes) for v in operands]
+    outs = ev.evaluate(batched, whole)
+    return [_own_elements(ev.view, out, axes, names) for out, names in zip(outs, results)]
 
 
-def _check_batching_rule(ev, operands, names, eqn):
-    """Trace a user's batching rule over whole axes: it must not name them, wherever they lie."""
-    placements = ev.view.placements
-    levels = []
-    for name in placements:
+def _whole(view, value, axes):
+    """A value whose first positional dimensions are the whole axes that it varies over."""
+    names = [n for n in axes if n in value.names]
+    if not names:
+        return value
+    gathered = gather_over(view, laid_out_over(view, value, value.names), names)
+    sizes = [view.placements[n].size for n in names]
+    at = gathered.dims.index(None)
+    shape = (*gathered.data.shape[:at], *sizes, *gathered.data.shape[at + 1 :])
+    dims = (*gathered.dims[:at], *(None for _ in names), *gathered.dims[at + 1 :])
+    return NamedValue(_jax.reshaped(gathered.data, shape), dims, gathered.names)
+
+
+def _own_elements(view, value, axes, names):
+    """The elements that are here of a result whose first positional dimensions are whole axes."""
+    for name in axes:
         if name in names:
-            positions = [0 if name in v.names else None for v in operands]
-            levels.append((placements[name].size, positions))
-    types = []
-    for v in operands:
-        sizes = [p.size for n, p in placements.items() if n in v.names]
-        types.append(jax.ShapeDtypeStruct((*sizes, *v.positional_shape()), v.data.dtype))
-
-    def rule(*xs):
-        return _jax.bind_batched(eqn.primitive, xs, eqn.params, levels)
-
-    def trace():
-        jax.eval_shape(rule, *types)
-
-    call_without_axes(trace, _NAMES_IN_BATCHING_RULE, ev.view.in_our_shard_map)
+            value = take_own(view, value, [name])
+    return cast_to(view, value, names)
 
 
 def linear_solve(

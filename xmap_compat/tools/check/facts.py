@@ -68,7 +68,7 @@ def answer() -> None:
 def _has(name: str) -> bool:
     """Whether JAX has a name, or whether that is unknown."""
     try:
-        if name.startswith("jax_"):
+        if "." not in name and name != "jax":
             return name in _at("jax.config").values
         function, is_keyword, keyword = name.partition("(")
         return _takes(function, keyword[:-2]) if is_keyword else _has_name(name)

@@ -4,6 +4,7 @@ looked up, and what differs from legacy.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -109,7 +110,8 @@ class _Lookups:
                 sections[head].append(f"{where}: {name}{times}: {gone.remedy}")
         sections[_DIFFERS] += [*self._gradient_lines(), *self._random_lines()]
         count = len(sections[""])
-        looked = f"{count} places looked up names" if count else "the program looked up no name"
+        places = "1 place" if count == 1 else f"{count} places"
+        looked = f"{places} looked up names" if count else "the program looked up no name"
         shown = [f"xmap_compat check: {looked} that JAX removed", *sections.pop("")]
         for head, lines in sections.items():
             if lines:
@@ -136,12 +138,17 @@ class _Lookups:
 
 
 class _Xmapped:
-    """An xmapped function that tells of its calls."""
+    """An xmapped function that tells of its calls, and is one for all who ask."""
 
     def __init__(self, function: Any, called: Callable[[Any, types.FrameType], None]):
         self._function = function
         self._told = called
-        vars(self).update(__wrapped__=function.__wrapped__, __name__=function.__name__)
+        functools.update_wrapper(self, function, updated=())
+        self.__wrapped__ = function.__wrapped__
+
+    @property
+    def __class__(self) -> Any:
+        return type(self._function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._told(self._function, sys._getframe(1))

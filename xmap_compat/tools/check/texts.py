@@ -52,8 +52,14 @@ class Texts(Names):
                 yield from self._in_code(node, self.text(code))
             case ast.Attribute() | ast.Subscript() | ast.Call():
                 name = self.dotted(node)
-                if name.startswith("jax."):
+                if name.startswith("jax.") and not self._is_told_by_its_function(node, name):
                     yield node, name
+
+    def _is_told_by_its_function(self, node: ast.AST, name: str) -> bool:
+        """Whether a node is ``partial(f, ...)``, where ``f`` is found already."""
+        gone = table.known(name)
+        is_refused = gone is not None and gone.kind == table.REFUSED
+        return isinstance(node, ast.Call) and self.is_partial(node) and not is_refused
 
     def _in_code(self, call: ast.AST, code: str) -> Iterator[Found]:
         """What a text asks for that is executed."""

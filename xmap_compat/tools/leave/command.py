@@ -92,7 +92,7 @@ class Leaving:
         contents = self.contents_of(found, spec["folders"])
         program = edits.Program(found, contents, self.beside)
         program.judge()
-        neighbours.judge(found, program, [self.cwd, self.beside])
+        neighbours.judge(found.constructions, program.sources, [self.cwd, self.beside])
         self.check_called(found, code)
         others = edits.others_that_need(contents, {self.cwd, self.beside})
         edited = None

@@ -45,6 +45,7 @@ class Source:
     ):
         program = program_of(data, path)
         self.path, self.data, self.lines = path, data, program.text.split("\n")
+        self.tree = program.tree
         self.names, self._is_axis, self._traced, self._own = (
             Names(program.tree),
             is_axis,

@@ -79,7 +79,7 @@ class Names:
             if isinstance(meant, str):
                 return meant if depth else ""
             return self.dotted(meant, depth - 1) if depth else ""
-        if isinstance(node, ast.Call) and node.args and self._is_partial(node):
+        if isinstance(node, ast.Call) and node.args and self.is_partial(node):
             return self.dotted(node.args[0], depth)
         owner, name = self._member(node)
         if owner is None or not name:
@@ -87,7 +87,8 @@ class Names:
         module = self.dotted(owner, depth)
         return module and f"{module}.{name}"
 
-    def _is_partial(self, call: ast.Call) -> bool:
+    def is_partial(self, call: ast.Call) -> bool:
+        """Whether a call makes a partial function."""
         return self.dotted(call.func) in ("functools.partial", "jax.tree_util.Partial")
 
     def _member(self, node: Any) -> tuple[Any, str]:

@@ -1,0 +1,195 @@
+"""Operations whose batching rule is not JAX's: over which axes their results vary.
+
+A rule of a library, or of the user, may combine the elements of an axis: then its result does not
+vary over it.  The rule is asked, on types of whole axes, so the answer is the same for all
+placements.  Where each device (or each iteration of a loop) has a part of the axis, such an
+operation is a collective.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xmap_compat import _jax
+from xmap_compat.core.once import Once
+from xmap_compat.core.parameters import Names
+from xmap_compat.core.placement import OwnElement, Placement
+from xmap_compat.core.specs import AxisName
+
+TraceRule = Callable[[Callable[[], Any], str], Any]
+
+
+def trace_plainly(fun: Callable[[], Any], advice: str) -> Any:
+    """What traces a rule where nothing binds names of axes."""
+    return _jax.plainly(fun)
+
+
+def batched_axes(names: Names, placements: Mapping[AxisName, Placement]) -> list[AxisName]:
+    """The axes that a batching rule sees, outermost first."""
+    return [n for n in placements if n in names and not isinstance(n, (Once, OwnElement))]
+
+
+def levels_of(
+    axes: Sequence[AxisName], inputs: Sequence[Names], sizes: Callable[[AxisName], int]
+) -> list[tuple[int, list[int | None]]]:
+    """The axes as dimensions to batch over; operands have theirs first, in this order."""
+    levels = []
+    for name in axes:
+        positions = [0 if name in names else None for names in inputs]
+        levels.append((sizes(name), positions))
+    return levels
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchedEquation:
+    """An equation under one ``jax.vmap`` for each axis that its operands vary over.
+
+    Attributes:
+      inputs: the named axes of its operands.
+      trace: ``(fun, advice) -> fun()``: has the rule traced where it sees no axes.
+    """
+
+    eqn: Any
+    inputs: Sequence[Names]
+    placements: Mapping[AxisName, Placement]
+    trace: TraceRule
+
+    @property
+    def axes(self) -> list[AxisName]:
+        return batched_axes(self.union, self.placements)
+
+    @property
+    def union(self) -> Names:
+        return frozenset().union(*self.inputs)
+
+    def results(self) -> list[Names]:
+        """The named axes of each result, as the batching rule tells.
+
+        Raises:
+          Whatever the rule raises: the program is no ``jax.vmap`` either.  Where there is no rule,
+          an operation is computed for one element after another.
+        """
+        axes = self.axes
+        if not axes:
+            return [self.union] * len(self.eqn.outvars)
+
+        def ask():
+            return _jax.varying_results(self._bind, self._types(), self._levels())
+
+        try:
+            found = self.trace(ask, self._advice)
+        except NotImplementedError:
+            return [self.union] * len(self.eqn.outvars)
+        others = self.union.difference(axes)
+        return [others.union(axes[k] for k in varying) for varying in found]
+
+    def jaxpr(self, results: Sequence[Names]) -> Any:
+        """A closed jaxpr on whole axes, the first dimensions of operands and of ``results``."""
+        axes = self.axes
+        varying = [frozenset(k for k, n in enumerate(axes) if n in names) for names in results]
+        fun = _jax.batched(self._bind, self._levels(), varying)
+        return self.trace(lambda: jax.make_jaxpr(fun)(*self._types()), self._advice)
+
+    @property
+    def _advice(self):
+        is_call = isinstance(_jax.read(self.eqn), _jax.CustomVmap)
+        whose = "a custom_vmap" if is_call else f"`{_jax.operation_name(self.eqn)}`"
+        return (
+            f"The rule of {whose} may name no axes of the xmap: its arguments have all elements "
+            "in one dimension"
+        )
+
+    def _bind(self, *operands):
+        return _jax.bind(self.eqn.primitive, operands, self.eqn.params)
+
+    def _levels(self):
+        return levels_of(self.axes, self.inputs, lambda name: self.placements[name].size)
+
+    def _types(self):
+        types = []
+        for variable, names in zip(self.eqn.invars, self.inputs, strict=True):
+            sizes = [self.placements[n].size for n in batched_axes(names, self.placements)]
+            shape = (*sizes, *variable.aval.shape)
+            types.append(jax.ShapeDtypeStruct(shape, variable.aval.dtype))
+        return types
+
+
+def combined_axes(
+    inputs: Sequence[Names], results: Sequence[Names], placements: Mapping[AxisName, Placement]
+) -> list[AxisName]:
+    """The axes whose elements an operation combines: some result does not vary over them."""
+    union = frozenset().union(*inputs)
+    axes = batched_axes(union, placements)
+    return [axis for axis in axes if any(axis not in names for names in results)]
+
+
+def check_combined(
+    eqn: Any, combined: Sequence[AxisName], placements: Mapping[AxisName, Placement], where: str
+) -> None:
+    """Raise if an operation combines elements that are in different places, and is not translated
+    to a collective.
+    """
+    if reduction_of(eqn) is not None:
+        return
+    for name in combined:
+        if placements[name].loops:
+            raise combined_in_loop(eqn, name, where)
+        if placements[name].mesh_axes:
+            raise _combined_over_devices(_jax.operation_name(eqn), name, where)
+
+
+def takes_whole_axes(eqn: Any) -> bool:
+    """Whether an equation is a call whose batching rule, the user's, is given whole axes.
+
+    One that calls Python is evaluated by its function instead.
+    """
+    return isinstance(_jax.read(eqn), _jax.CustomVmap) and not _jax.has_side_effect(eqn)
+
+
+# Primitives of equinox that reduce over all elements of all axes, and all their dimensions.
+_REDUCTIONS = {"unvmap_any": "max", "unvmap_all": "min", "unvmap_max": "max"}
+
+
+def reduction_of(eqn: Any) -> str | None:
+    """The reduction that an operation is, if it is one of equinox's, which need not be imported."""
+    if _jax.library_of(eqn.primitive) != "equinox":
+        return None
+    return _REDUCTIONS.get(eqn.primitive.name)
+
+
+def may_combine(eqn: Any) -> bool:
+    """Whether an operation may be a collective, although it names no axes."""
+    if takes_whole_axes(eqn):
+        return True
+    if not _jax.has_own_batching(eqn) or not eqn.invars:
+        return False
+    axis = "any"
+    try:
+        inputs = [frozenset([axis])] * len(eqn.invars)
+        results = BatchedEquation(eqn, inputs, {axis: Placement(axis, 2)}, trace_plainly).results()
+    except Exception:  # it is never batched
+        return False
+    return any(axis not in names for names in results)
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def combined_in_loop(eqn: Any, name: Hashable, where: str) -> RuntimeError:
+    return RuntimeError(
+        f"The batching rule of `{_jax.operation_name(eqn)}`, used at {where}, combines the elements of "
+        f"`{name}`, but axis_resources assign a serial loop to `{name}`, which computes some of "
+        "them at a time. Remove the loop, or the operation"
+    )
+
+
+def _combined_over_devices(operation: str, name: Hashable, where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"xmap_compat does not know the operation `{operation}` at {where}, whose batching rule "
+        f"combines the elements of `{name}`, but axis_resources split `{name}` over devices. "
+        f"Write it with collectives of jax.lax, or leave `{name}` out of axis_resources"
+    )
