@@ -120,8 +120,9 @@ class _Canvas:
         self.elements.append(f"<{' '.join(words)}>{content}</{tag}>")
 
     def rect(self, x, y, w, h, tip="", **attributes):
-        title = f"<title>{escape(tip)}</title>" if tip else ""
-        self.add("rect", title, x=x, y=y, width=w, height=h, **attributes)
+        if tip:
+            tip = f"<title>{escape(tip)}</title>"
+        self.add("rect", tip, x=x, y=y, width=w, height=h, **attributes)
 
     def text(self, x, y, content, size, kind, **attributes):
         self.add("text", escape(content), x=x, y=y, font_size=size, class_=kind, **attributes)
@@ -202,7 +203,9 @@ def _(plan: Plan) -> str:
     _draw_mesh(canvas, plan.mesh)
     _draw_legend(canvas, drawn[:MAX_CALLS])
     for call in drawn[:MAX_CALLS]:
-        of = "" if call.function == plan.function else f" of {call.function}"
+        of = ""
+        if call.function != plan.function:
+            of = f" of {call.function}"
         _draw_arrays(canvas, f"arguments{of}", call.arguments)
         _draw_arrays(canvas, f"results{of}", call.results)
     others = [call.function for call in plan.calls if call not in drawn[:MAX_CALLS]]
@@ -233,13 +236,14 @@ def _draw_legend(canvas: _Canvas, calls: Sequence[Call]) -> None:
     longest = max(shape, key=shape.__getitem__)
     others = axes_name(tuple(axis for axis in shape if axis != longest))
     found: dict[str, list[int]] = {}
-    for call in calls:
-        for array in (*call.arguments, *call.results):
-            holders = block_holders(array, canvas.mesh)
-            block = holders.reshape(-1, holders.shape[-1])[0].tolist()
-            if 1 < len(block) < len(canvas.ids):
-                hues = {canvas.colours[k][0] for k in block}
-                found.setdefault(others if len(hues) > 1 else longest, block)
+    arrays = [array for call in calls for array in (*call.arguments, *call.results)]
+    for array in arrays:
+        holders = block_holders(array, canvas.mesh)
+        block = holders.reshape(-1, holders.shape[-1])[0].tolist()
+        if 1 < len(block) < len(canvas.ids):
+            hues = {canvas.colours[k][0] for k in block}
+            axis = longest if len(hues) == 1 else others
+            found.setdefault(axis, block)
     if found:
         canvas.title("blocks on several devices")
     for axis, block in found.items():
@@ -296,12 +300,15 @@ def _draw_grid(canvas: _Canvas, array: Array, tip: str) -> None:
             canvas.line(label)
         canvas.y += 6
         h = height / len(cells)
-        for r, row in enumerate(cells):
-            y = canvas.y + r * h
+        y = canvas.y
+        for row in cells:
+            x = canvas.x
             w = width / len(row)
-            for c, held in enumerate(row):
+            for held in row:
                 devices = ranges(canvas.ids[k] for k in held)
-                canvas.block(canvas.x + c * w, y, w, h, held, f"{tip} {devices}")
+                canvas.block(x, y, w, h, held, f"{tip} {devices}")
+                x += w
+            y += h
         canvas.rect(canvas.x, canvas.y, width, height, class_="edge", stroke_width=1.6)
         canvas.y += height
 
@@ -330,13 +337,14 @@ def _draw_collectives(canvas: _Canvas, plan: Plan) -> None:
     for group, count in zip(groups[:MAX_BARS], counts):
         c = group[0]
         words = f"{c.name}: {sent(group)}"
+        kind = BACK if c.derivative else SENT
         if len(group) > 1:
             words += f", {len(group)} times"
         if c.where is not None:
             words += f" ({c.where})"
         canvas.line(words, kind="", room=ROOM)
         canvas.line(c.became, room=ROOM)
-        canvas.bar(count / largest, BACK if c.derivative else SENT)
+        canvas.bar(count / largest, kind)
     canvas.more(len(groups), "plan.collectives")
 
 
