@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -215,7 +216,7 @@ def _search_lines(found: Candidates, usable: Sequence[Candidate]) -> Iterator[st
 def _usable_rows(found: Candidates, usable: Sequence[Candidate]) -> Rows:
     """The first candidates of a search, dominated ones last."""
     cells = [_cells(c, found) for c in usable]
-    titles = dict.fromkeys(title for row in cells for title in row)
+    titles = dict.fromkeys(itertools.chain(*cells))
     rows: Rows = [tuple(titles)]
     for row in cells[:MAX_CANDIDATES]:
         rows.append(tuple(row.get(title, "-") for title in titles))

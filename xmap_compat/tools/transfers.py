@@ -410,7 +410,7 @@ def _collective(source: _Source, derivative: bool, steps: Sequence[Transfer | st
     if source.primitive == "while":
         words.insert(0, "agreement of the devices to go on")
     if words != [RESHAPED]:
-        words = [word for word in words if word != RESHAPED]
+        words = list(filter(RESHAPED.__ne__, words))
     became = ", ".join(words) or "nothing to do"
     transfers = tuple(what for what in steps if isinstance(what, Transfer))
     name = source.primitive
