@@ -1,6 +1,6 @@
 """The list in docs/errors.md, made from the functions that make the messages: ``python docs/messages.py`` writes it.
 
-An entry has the first sentence of a message, with ``…`` for its values, and the beginning of legacy's, if it quotes one.
+An entry: the first sentence of a message, with ``…`` for its values, and the beginning of legacy's, if there is one.
 """
 
 from __future__ import annotations
