@@ -16,9 +16,9 @@ from jax import lax
 
 from xmap_compat import _jax, compare_processes, mesh, serial_loop, xmap
 from xmap_compat.api import declare
-from xmap_compat.core import processes
+from xmap_compat.core import same_calls as processes
 from xmap_compat.core.call import place_call
-from xmap_compat.core.processes import LARGEST_CONSTANT, _steady, fingerprint
+from xmap_compat.core.same_calls import LARGEST_CONSTANT, _steady, fingerprint
 
 X = np.ones((8, 4), np.float32)
 ROWS = ["i", ...]
