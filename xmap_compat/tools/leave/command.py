@@ -94,7 +94,7 @@ class Leaving:
         program.judge()
         neighbours.judge(found.constructions, program.sources, [self.cwd, self.beside])
         self.check_called(found, code)
-        others = edits.others_that_need(contents, {self.cwd, self.beside})
+        others = neighbours.others_that_need(program.sources, [self.cwd, self.beside])
         edited = None
         while True:
             patched = self.patched(found)
