@@ -188,7 +188,7 @@ def _check_outer_names(program, placements, mesh_axes):
     )
     if inside := next(shard_maps, None):
         raise errors.shard_map_inside(_jax.where_in_user_code(inside))
-    raise _outer_names(sorted(outer, key=str))
+    raise errors.outer_names(sorted(outer, key=str))
 
 
 def _mesh_axes_used(
@@ -326,13 +326,6 @@ def _mesh_axis_around(names: Iterable[Hashable]) -> ValueError:
     return ValueError(
         f"The xmap is split over mesh axes {as_set(names)}, but a transformation around it (such as vmap with an "
         "axis_name) has axes of the same names, which JAX would take for those of the mesh. Rename one of them"
-    )
-
-
-def _outer_names(names: Iterable[Hashable]) -> NotImplementedError:
-    return NotImplementedError(
-        f"The function uses the axes {quoted(names)} of a transformation around the xmap (such as vmap with an "
-        "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes of the xmap"
     )
 
 

@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +22,8 @@ from xmap_compat.core.placement import current_scope, parse_axis_resources
 from xmap_compat.errors import no_devices
 from xmap_compat.tools.plan import Plan, compile_step, figures_of, plan_of_step
 from xmap_compat.tools.progress import progress
-from xmap_compat.tools.shown import Shown, axes_name
-from xmap_compat.tools.text import by_key, listed, show_bytes
+from xmap_compat.tools.shown import Shown
+from xmap_compat.tools.text import axes_name, by_key, listed, show_bytes
 from xmap_compat.tools.transfers import sent_over
 from xmap_compat.xmapped import declaration_of
 
@@ -183,7 +183,7 @@ def search(
         name = api.name_of(f_or_make)
         task = _Task(name, make, args, scope, fixed or {}, memory, compiled)
         assignments = progress(task.assignments(), "assignments")
-        found = _ranked([task.candidate(*alike) for alike in assignments])
+        found = _ranked(itertools.starmap(task.candidate, assignments))
         if measure:
             found = _ranked(task.measured(found, measure))
     return Candidates(scope, tuple(found), memory, compiled)
@@ -273,16 +273,15 @@ class _Task:
 
     def assignments(self) -> list[list[Resources]]:
         """Every assignment, beside those that only exchange equal mesh axes."""
-        sets: list[Any] = [()]
-        for count in range(1, len(self.kinds) + 1):
+        sets: list[Any] = [(), *self.kinds]
+        for count in range(2, len(self.kinds) + 1):
             sets.extend(itertools.combinations(self.kinds, count))
-        over = [chosen[0] if len(chosen) == 1 else chosen for chosen in sets]
-        choices = dict.fromkeys(self.names, over)
+        choices = dict.fromkeys(self.names, sets)
         kinds = list(self.kinds.values())
         most = LIMIT
         for kind in set(kinds):
             most *= math.factorial(kinds.count(kind))
-        if len(over) ** len(choices) > most:
+        if len(sets) ** len(choices) > most:
             choices = self._undominated(choices, most)
         every: list[Resources] = []
         for chosen in itertools.product(*choices.values()):
@@ -346,7 +345,7 @@ class _Task:
         used = set()
         for _, axes in placed:
             used.update(getattr(axis, "mesh_axis", axis) for axis in axes)
-        devices = math.prod(self.mesh.shape[axis] for axis in used)
+        devices = math.prod(size for axis, size in self.mesh.shape.items() if axis in used)
         sent = sent_over(plan.transfers, self.mesh)
         return dataclasses.replace(
             found, devices=devices, bytes_held=plan.bytes_held, bytes_sent=sent
@@ -385,6 +384,10 @@ class _Task:
         return done
 
 
+def usable_of(found: Iterable[Candidate]) -> list[Candidate]:
+    return [c for c in found if c.refused is None]
+
+
 def _placed(plan: Plan) -> list[tuple[Any, tuple[Any, ...]]]:
     """The named axes of all calls, each with the mesh axes that it is split over."""
     axes = list(plan.axes)
@@ -393,9 +396,10 @@ def _placed(plan: Plan) -> list[tuple[Any, tuple[Any, ...]]]:
     return [(axis.name, axis.mesh_axes) for axis in axes]
 
 
-def _ranked(found: Sequence[Candidate]) -> list[Candidate]:
+def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates in order, and which of them are dominated."""
-    usable = [c for c in found if c.refused is None]
+    found = list(candidates)
+    usable = usable_of(found)
     judged = []
     for candidate in found:
         dominated = any(other.beats(candidate) for other in usable)
@@ -411,8 +415,9 @@ def _seconds(compiled: Any, args: Any) -> float:
     """The seconds of one call, whose arguments are copies, because the step may donate them."""
 
     def as_array(value: Any) -> Any:
-        is_type = isinstance(value, jax.ShapeDtypeStruct)
-        return jnp.zeros(value.shape, value.dtype) if is_type else value
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return jnp.zeros(value.shape, value.dtype)
+        return value
 
     given = jax.tree.map(as_array, args)
     given = jax.device_put(given, compiled.input_shardings[0], may_alias=False)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from xmap_compat import _jax
+from xmap_compat.tools.text import axes_name
 
 
 def _view(name: str) -> Any:
@@ -45,13 +46,6 @@ class Shown:
         takes.
         """
         return plain(self)
-
-
-def axes_name(axes: Any) -> str:
-    """``x``, or ``x+y`` for a tuple."""
-    if isinstance(axes, tuple):
-        return "+".join(map(str, axes))
-    return str(axes)
 
 
 def plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -74,6 +74,22 @@ def _scaled(value: float, step: int, units: Sequence[str]) -> str:
 def show_spec(spec: PartitionSpec | None) -> str:
     """``P('x', None)``"""
     return "-" if spec is None else f"P({listed(map(repr, spec))})"
+
+
+def axes_name(axes: Any) -> str:
+    """``x``, or ``x+y`` for a tuple."""
+    if isinstance(axes, tuple):
+        return "+".join(map(str, axes))
+    return str(axes)
+
+
+def sent_in_words(sent: Mapping[Any, int]) -> str:
+    """``1.5 KiB over x, 96 B over y``"""
+    words = []
+    for axes, count in sent.items():
+        if count:
+            words.append(f"{show_bytes(count)} over {axes_name(axes)}")
+    return listed(words) or "nothing"
 
 
 def escape(content: Any) -> str:

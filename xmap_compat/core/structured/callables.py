@@ -11,10 +11,12 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from xmap_compat import _jax
-from xmap_compat.core.collectives import collectives_of
+from xmap_compat.core import errors
+from xmap_compat.core.collectives import collectives_in, collectives_of
 from xmap_compat.core.combining import may_combine
 from xmap_compat.core.derivatives import derivative
 from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0, is_smooth
 
@@ -78,9 +80,19 @@ def staged_callable(
 
 def evaluate_staged(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
     """Evaluate a program that a custom rule traced late on named values."""
+    if ev.view.in_our_shard_map:
+        _check_outer_names(ev.view, jaxpr)
     inputs = [v.names for v in operands]
     ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
     return ev.evaluate(jaxpr, operands)
+
+
+def _check_outer_names(view, jaxpr):
+    """Raise if a rule names an axis of a vmap around the xmap, which our shard_map cannot reach."""
+    known = {*view.placements, *view.mesh_axes}
+    outer = [n for n in collectives_in(jaxpr) - known if not is_of_devices(n)]
+    if outer:
+        raise errors.outer_names(sorted(outer, key=str))
 
 
 def evaluate_callable(

@@ -123,7 +123,7 @@ def _note_sizes(sizes, spec, x):
 
 
 def _entered(names, resources):
-    """The axes of a call, those in chunks first: they are around the others."""
+    """The axes of a call."""
     mesh_axes = [*get_abstract_mesh().manual_axes]
     for entries in resources.values():
         mesh_axes += _tuple(entries)
@@ -139,7 +139,7 @@ def _entered(names, resources):
             axis = axis._replace(local=local)
             ENTERED[local] = axis
         axes.append(axis)
-    return sorted(axes, key=lambda axis: axis.chunks == 1)
+    return axes
 
 
 def _check_free(name, across):
