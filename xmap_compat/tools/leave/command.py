@@ -192,7 +192,8 @@ class Leaving:
         spec |= {"records": records, "stopped": found.ended == "stopped"}
         spec["places"] = [(moved(folders, path), *of) for path, *of in edited.places]
         spec["edited"] = [moved(folders, path) for path in found.files]
-        spec["some stay"] = bool(edited.left)
+        stays = len(patched) < len(found.constructions)
+        spec["some stay"] = stays or bool(edited.left)
         self.put(folders, edited)
         limit = max(120.0, 10 * self.seconds)
         what = f"comparing the edited program, for at most {limit:.0f} s"

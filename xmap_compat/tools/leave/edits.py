@@ -163,7 +163,7 @@ class Program:
         texts, left = modernized(tuple(texts.items()))
         left += [name for path, data in texts.items() for name in _old_names(path, data)]
         left += [os.path.basename(path) for path in others]
-        if not left:
+        if not (left or stays):
             texts = {path: _without_install(path, data) for path, data in texts.items()}
         new: dict[str, tuple[bytes | None, bytes]] = {}
         for path, data in texts.items():
