@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xmap_compat import _jax, compare_processes, mesh, serial_loop, xmap
+from xmap_compat import compare_processes, mesh, serial_loop, xmap
 from xmap_compat.api import declare
 from xmap_compat.core import same_calls as processes
 from xmap_compat.core.call import place_call
