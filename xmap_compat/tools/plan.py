@@ -286,7 +286,7 @@ def plan_of_call(
 
     @functools.wraps(declared.fun, updated=())
     def call(*args):
-        made = place_call(declared, args) if placed is None else placed
+        made = placed or place_call(declared, args)
         watcher().traced(declared, made, args)
         return execute(made, jax.tree.leaves(args))
 

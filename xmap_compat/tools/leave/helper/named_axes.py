@@ -59,7 +59,7 @@ def mapped(
 
     def element(*args):
         results = fun(*args)
-        return tuple(results) if isinstance(gives, tuple) else results
+        return tuple(results) if type(gives) is tuple else results
 
     @partial(jax.jit, **options)
     @wraps(fun, updated=())
