@@ -161,7 +161,7 @@ def ranges(numbers: Iterable[int]) -> str:
     if len(numbers) > 4 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
     runs = by_key(enumerate(numbers), lambda at: at[1] - at[0])
-    words = []
+    words: list[str] = []
     for run in runs.values():
         own = [number for _, number in run]
         words += [f"{own[0]}-{own[-1]}"] if len(own) > 2 else map(str, own)
