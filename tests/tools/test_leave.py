@@ -743,7 +743,7 @@ def test_what_differs_stays_and_the_rest_is_compared_again(tmp_path, monkeypatch
 
     class Program:
         def __init__(self, *args):
-            pass
+            self.sources = {}
 
         def judge(self):
             pass
@@ -1000,6 +1000,9 @@ def test_a_written_program_runs_without_the_package_or_is_as_it_was(kind, tmp_pa
     assert words in done.stdout, done.stdout + done.stderr
     if words.startswith("0 of"):
         assert (tmp_path / "prog.py").read_text() == HEAD + text
+        return
+    if words.startswith("1 of 2"):
+        assert program("prog.py", "--other", cwd=tmp_path, ours=True)
         return
     ran = leave(
         "-c",

@@ -99,5 +99,6 @@ def _spec_of(leaf: Any, mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return ()
-    is_over_mesh = dict(sharding.mesh.shape) == dict(mesh_shape)
-    return tuple(sharding.spec) if is_over_mesh else ()
+    if dict(sharding.mesh.shape) != dict(mesh_shape):
+        return ()
+    return tuple(sharding.spec)
