@@ -17,7 +17,7 @@ PACKAGE = ROOT / "xmap_compat"
 ROOMS = {
     "xmap, specs, meshes, collectives": PACKAGE / "core",
     "The named vocabulary, global arrays": PACKAGE,
-    "Several processes": PACKAGE / "core" / "processes.py",
+    "Several processes": PACKAGE / "core" / "same_calls.py",
     "Old names": PACKAGE / "legacy",
     "Plans and search": PACKAGE / "tools",
 }

@@ -110,7 +110,7 @@ def xmap(
 
     Returns:
       A jitted function of positional arrays, with ``jax.jit``'s methods (``.lower``, ``.trace``,
-      ...), and ``.plan(*args)``, which says how a call would be executed: see :class:`Xmapped`.
+      ...), and ``.plan(*args)``, which says how a call would be executed: see ``Xmapped``.
 
     Raises:
       TypeError, ValueError: malformed arguments, here or at the call. Each message says what to

@@ -21,7 +21,7 @@ from xmap_compat.core.errors import show
 from xmap_compat.core.mesh import SerialLoop, check_mesh, devices_of, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
-from xmap_compat.core.processes import ComparedCalls
+from xmap_compat.core.same_calls import ComparedCalls
 from xmap_compat.core.specs import AxisName, argument_path
 from xmap_compat.errors import described, keyword_arguments, no_devices
 
