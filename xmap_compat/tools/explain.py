@@ -97,6 +97,7 @@ class Report:
         if placed.nested:
             return  # a part of the program of the outer call
         where = _jax.where_now().removeprefix(self._folder)
+        key: tuple[Any, str]
         try:
             found = plan.plan_of_call(declared, args, placed)
             key = found, str(placed.program.jaxpr)

@@ -374,10 +374,10 @@ def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
     name.
     """
     try:
-        parameters = inspect.signature(fun).parameters.values()
+        parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
-        parameters = ()
-    names = []
+        parameters = []
+    names: list[str] = []
     rest = "args"
     first = 0
     for parameter in parameters:
