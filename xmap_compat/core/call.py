@@ -5,6 +5,7 @@ evaluation.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -96,8 +97,12 @@ def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placem
     for names, path in zip(arguments.names, arguments.paths):
         entry = f"an input to an xmapped function {declared.name}"
         place = Place(f"{entry} ({path})", entry)
-        checker.check_distinct_resources(names, lambda place=place: place)
+        checker.check_distinct_resources(names, functools.partial(_same, place))
     return placements
+
+
+def _same(place: Place) -> Place:
+    return place
 
 
 class _Traced(NamedTuple):

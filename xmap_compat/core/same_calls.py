@@ -26,7 +26,8 @@ import jax
 import numpy as np
 
 from xmap_compat import _jax, _version
-from xmap_compat.core.call import Declaration, PlacedCall
+from xmap_compat.core.arguments import Declaration
+from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import devices_of
 from xmap_compat.core.named_shape import is_array

@@ -177,7 +177,7 @@ def ranges(numbers: Iterable[int]) -> str:
     if len(numbers) > 4 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
     runs = by_key(enumerate(numbers), lambda at: at[1] - at[0])
-    words = []
+    words: list[str] = []
     for run in runs.values():
         first = run[0][1]
         last = run[-1][1]

@@ -329,7 +329,7 @@ def _sides(grid: Grid) -> tuple[float, float]:
     """The width and the height of a drawing."""
     cells = grid.panels[0][1]
     down, across = (max(size, 1) for size in grid.sizes)
-    tall = SHORT
+    tall: float = SHORT
     if any(grid.titles):
         tall = LONG * min(1, down / across)
     wide = LONG * min(1, across / down)

@@ -19,7 +19,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax, api
-from xmap_compat.core.call import Declaration, PlacedCall, partition_spec, place_call
+from xmap_compat.core.arguments import Declaration
+from xmap_compat.core.call import PlacedCall, partition_spec, place_call
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.execute import execute
 from xmap_compat.core.mesh import check_mesh, entered
@@ -373,10 +374,10 @@ def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
     name.
     """
     try:
-        parameters = inspect.signature(fun).parameters.values()
+        parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
-        parameters = ()
-    names = []
+        parameters = []
+    names: list[str] = []
     rest = "args"
     first = 0
     for parameter in parameters:

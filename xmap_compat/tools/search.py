@@ -118,7 +118,10 @@ class Candidates(Shown, Sequence[Candidate]):
     @property
     def ties(self) -> str:
         """Which measured candidates cannot be told from the fastest; empty if all can."""
-        fastest, *others = [c for c in self.found if c.seconds is not None] or [None]
+        measured = [c for c in self.found if c.seconds is not None]
+        if not measured:
+            return ""
+        fastest, *others = measured
         near = [c.name for c in others if _differ_by_noise(fastest, c)]
         if not near:
             return ""
@@ -352,7 +355,7 @@ class _Task:
                 ignored.append(name)
         if ignored:
             raise _ignored_resources(ignored)
-        used = set()
+        used: set[Any] = set()
         for _, axes in placed:
             used.update(getattr(axis, "mesh_axis", axis) for axis in axes)
         devices = math.prod(size for axis, size in self.mesh.shape.items() if axis in used)

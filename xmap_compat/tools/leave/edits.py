@@ -213,9 +213,10 @@ class Program:
         self.functions.add(name)
 
     def _ask_xmap(self, source: Source, renaming: Renaming, c: Construction) -> None:
-        (callee,) = source.xmaps(c.line, c.column) or [None]
-        if callee is None:
+        callees = source.xmaps(c.line, c.column)
+        if not callees:
             return
+        (callee,) = callees
         text, options = "{h:mapped}", "undeclared=True" * c.undeclared
         call: Any = source.names.parents[callee]
         keywords = {k.arg for k in call.keywords}

@@ -32,10 +32,10 @@ def judge(
     for path in source_files(Path(folder) for folder in {*folders}):
         if str(path.resolve()) not in sources and b"xmap" in path.read_bytes():
             for node, called in _called_in_bodies(Names(read(path).tree)):
-                c = named.get(".".join(called.split(".")[-2:]))
-                if c is not None:
+                reached = named.get(".".join(called.split(".")[-2:]))
+                if reached is not None:
                     where = f"{os.path.basename(path)}:{node.lineno}"
-                    c.refused = messages.IN_ANOTHER_PROGRAM.format(where=where)
+                    reached.refused = messages.IN_ANOTHER_PROGRAM.format(where=where)
 
 
 def _assigned(c: Construction, source: Source | None) -> str:
@@ -52,7 +52,7 @@ def _called_in_bodies(names: Names) -> Iterator[tuple[Any, str]]:
     """The names that bodies of xmaps read, and their meanings."""
     for call in names.nodes:
         if isinstance(call, ast.Call) and call.args and names.of(call.func) in XMAPS:
-            body = call.args[0]
+            body: ast.AST = call.args[0]
             if isinstance(body, ast.Name):
                 found = names.meaning(body.id)
                 body = found if isinstance(found, ast.FunctionDef) else body

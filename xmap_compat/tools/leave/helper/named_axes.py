@@ -252,8 +252,9 @@ def _over(axes, fun, given, gives, sizes):
     length = size // axis.chunks
     in_axes = tree.map(lambda spec: spec.get(axis.name), given)
     out_axes = tree.map(lambda spec: spec.get(axis.name), gives)
-    inner = [tree.map(partial(_without, axis.name), specs) for specs in (given, gives)]
-    fun = _over(others, fun, *inner, sizes)
+    given_inside = tree.map(partial(_without, axis.name), given)
+    gives_inside = tree.map(partial(_without, axis.name), gives)
+    fun = _over(others, fun, given_inside, gives_inside, sizes)
     over = partial(jax.vmap, fun, axis_name=axis.local, axis_size=length)
 
     def parts(function, args):
