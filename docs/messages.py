@@ -22,7 +22,7 @@ ROOMS = {
     "Plans and search": PACKAGE / "tools",
 }
 BEGIN, END = "<!-- made by docs/messages.py -->\n", "<!-- end -->\n"
-FEWEST_WORDS, MOST_WORDS = 7, 12
+FEWEST_WORDS, MOST_WORDS, MOST_OF_LEGACY = 7, 11, 10
 
 
 def functions() -> Iterator[tuple[Path, ast.FunctionDef]]:
@@ -77,11 +77,13 @@ def message(function: ast.FunctionDef) -> tuple[str, str]:
 
 
 def row(function: ast.FunctionDef) -> str:
-    ours, legacy = (words(text) for text in message(function))
+    made, quoted = message(function)
+    ours = words(made, MOST_WORDS)
+    legacy = words(quoted, MOST_OF_LEGACY)
     return f"- `{ours}`; legacy: `{legacy}`" if legacy else f"- `{ours}`"
 
 
-def words(text: str) -> str:
+def words(text: str, most: int) -> str:
     """The first sentence of a text, or its first words."""
     text = re.sub(r"\s+", " ", text.replace("`", ""))
     text = re.sub(r"…(\s*…)+", "…", text)
@@ -93,7 +95,7 @@ def words(text: str) -> str:
         if len(" ".join(sentences[:n]).replace("…", "").split()) >= FEWEST_WORDS
     )
     first = ". ".join(sentences[: next(enough, None)]).split()
-    return " ".join(first[:MOST_WORDS]) + (" …" if len(first) > MOST_WORDS else "")
+    return " ".join(first[:most]) + (" …" if len(first) > most else "")
 
 
 def listed() -> str:
