@@ -174,7 +174,7 @@ def _take_diagonals(spec, operand):
 
 
 def _output(parsed, terms):
-    hidden = set()
+    hidden: set[int] = set()
     for term in terms:
         hidden.update(letter for letter in term.letters if isinstance(letter, int))
     letters: list[Any] = []

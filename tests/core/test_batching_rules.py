@@ -269,3 +269,13 @@ def test_residuals_that_are_numbers_reach_a_backward_rule_as_numbers():
     with placements.mesh42():
         found = jax.grad(lambda w: xmap(f, ["i"], ["i"], axis_resources={"i": "x"})(w).sum())(W)
     np.testing.assert_array_equal(found, np.full(8, 3, np.float32))
+
+
+@pytest.mark.parametrize("resources", [{}, *IN_PARTS], ids=str)
+def test_branches_that_elements_take_differently_give_rules_what_vmap_gives_them(resources):
+    """There all operands vary: a sum over the elements counts each of them."""
+
+    def body(v, w):
+        return lax.cond(v > 0, total, jnp.sin, w) + v
+
+    np.testing.assert_allclose(by_xmap(body, resources), by_vmap(body), rtol=1e-4, atol=1e-5)

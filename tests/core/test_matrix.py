@@ -11,6 +11,7 @@ devices or xmap.  What cannot work is in ``CANNOT``, with its error.
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import math
@@ -29,8 +30,7 @@ from sampling import covering
 from xmap_compat import Mesh, SerialLoop, xmap
 from xmap_compat import lax as xlax
 from xmap_compat import numpy as xnp
-from xmap_compat.core import batch, parameters
-from xmap_compat.core.rules import table
+from xmap_compat.core import batch, collectives, parameters
 
 # ------------------------------------------------------------------------------- placements
 
@@ -1160,11 +1160,12 @@ def spied(monkeypatch):
     def spy(name, rule):
         def translate(*args):
             used.add(name)
-            return rule(*args)
+            return rule.translate(*args)
 
-        monkeypatch.setitem(table.TRANSLATIONS, name, translate)
+        replaced = dataclasses.replace(rule, translate=translate)
+        monkeypatch.setitem(collectives.COLLECTIVES, name, replaced)
 
-    for name, rule in list(table.TRANSLATIONS.items()):
+    for name, rule in list(collectives.COLLECTIVES.items()):
         spy(name, rule)
     return used
 
@@ -1174,20 +1175,21 @@ def test_every_rule_is_used(spied):
     results_of(
         PLACEMENTS["partial"], ("inner xmap over both", "vjp"), "f", cells, run=jax.eval_shape
     )
-    assert set(table.TRANSLATIONS) - spied == set()
+    assert set(collectives.COLLECTIVES) - spied == set()
 
 
 @pytest.mark.parametrize("primitive", ["psum", "ppermute", "all_gather"])
 def test_a_wrong_rule_is_found(primitive, monkeypatch):
     """The matrix sees a collective that errs where its axis is split, and names the cells."""
-    rule = table.TRANSLATIONS[primitive]
+    rule = collectives.COLLECTIVES[primitive]
 
     def translate(view, params, *operands):
-        right = rule(view, params, *operands)
+        right = rule.translate(view, params, *operands)
         split = view.mesh_axes_of(parameters.axis_names(params))
         return batch.apply_positional(view, lambda x: x * 2, right) if split else right
 
-    monkeypatch.setitem(table.TRANSLATIONS, primitive, translate)
+    replaced = dataclasses.replace(rule, translate=translate)
+    monkeypatch.setitem(collectives.COLLECTIVES, primitive, replaced)
     cells = tuple(
         Cell(f"lax.{name}", ("a",), "varying")
         for name in ["psum", "ppermute", "all_gather", "pmax"]

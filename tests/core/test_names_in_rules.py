@@ -185,6 +185,23 @@ def test_a_rule_may_call_an_xmap_over_a_mesh_axis(rule, how):
         np.testing.assert_allclose(run(function, how, placement), expected, rtol=1e-6)
 
 
+def test_a_rule_cannot_reach_the_axis_of_a_vmap_around():
+    """As a body: without mesh resources it can."""
+    function = backward(lambda ct: lax.psum(ct, "o"))
+    stacked = np.stack([X, X])
+
+    def gradients(placement):
+        mapped = xmap(function, ["i"], ["i"], axis_resources=placement)
+        one = jax.grad(lambda x: mapped(x).sum())
+        with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
+            return jax.vmap(one, axis_name="o")(stacked)
+
+    np.testing.assert_array_equal(gradients({}), np.full((2, 8), 2))
+    for placement in PLACEMENTS[1:4]:
+        with pytest.raises(NotImplementedError, match="`o` of a transformation around the xmap"):
+            gradients(placement)
+
+
 def test_axes_of_the_users_own_shard_map_are_no_secret():
     function = tangent(lambda t: t * lax.axis_size("x"))
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))

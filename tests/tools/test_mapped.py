@@ -455,6 +455,26 @@ def test_in_the_body_of_another_one_each_device_computes_its_part():
         np.testing.assert_allclose(fun(x, u), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("resources", [("y", "z"), ("z", "y")], ids=str)
+def test_a_part_over_two_mesh_axes_comes_back_in_order(resources):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))
+    inner = mapped(lambda v: 2 * v, ["k"], ["k"], axis_resources={"k": resources})
+    fun = mapped(inner, ["a", ...], ["a", ...], axis_resources={"a": "x"})
+    x = rows(8)
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(fun(x), 2 * x)
+
+
+def test_a_device_with_one_element_takes_one_branch():
+    def body(v):
+        return lax.cond(v > 3, jnp.sin, jnp.cos, v)
+
+    fun = mapped(body, ["i"], ["i"], axis_resources={"i": ("x", "y")})
+    with jax.set_mesh(plain_mesh()):
+        program = str(jax.make_jaxpr(fun)(np.arange(8.0)))
+    assert "cond[" in program and "select_n" not in program
+
+
 SERIAL = {
     "alone": {"a": SerialLoop(2)},
     "beside a mesh axis": {"a": ("x", SerialLoop(2))},
@@ -632,6 +652,20 @@ def test_the_mesh_may_be_that_of_with_or_have_explicit_axes_or_other_devices():
             result = fun(v)
         assert [shard.device for shard in result.addressable_shards] == devices
         np.testing.assert_allclose(result, v - 3.5)
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_arguments_may_lie_on_another_device(resources):
+    fun = mapped(
+        lambda v, w: v - helper.pmean(w * v, "i"), (["i"], {}), ["i"], axis_resources=resources
+    )
+    v = np.arange(8, dtype=np.float32)
+    elsewhere = [jax.device_put(each, jax.devices()[5]) for each in (v, jnp.float32(1))]
+    for mesh in (jax.set_mesh, lambda mesh: xmap_compat.Mesh(mesh.devices, mesh.axis_names)):
+        with mesh(jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))):
+            np.testing.assert_allclose(fun(*elsewhere), v - 3.5)
+            np.testing.assert_allclose(fun(v, elsewhere[1]), v - 3.5)
+            assert "all_reduce" in fun.lower(v, v[0]).as_text() or not resources
 
 
 UNDECLARED = {

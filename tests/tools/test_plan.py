@@ -443,7 +443,7 @@ def test_equal_transfers_of_one_collective_are_one_word(mesh42):
         ("ppermute", 1, 1, 3 * 4),
         ("ppermute", 1, 1, 3 * 4),
     ]
-    assert "ppermute of 1 element over x (2 times)" in collective.became
+    assert collective.became.count("ppermute of 1 element over x") == 1
     assert collective.bytes_sent == plan.bytes_sent == 2 * 3 * 4
 
 
@@ -711,7 +711,7 @@ def drawn(plan):
 @pytest.mark.parametrize("mesh_shape, shape, spec", LAYOUTS, ids=map(str, LAYOUTS))
 def test_blocks_have_the_colours_of_their_devices(mesh_shape, shape, spec):
     _, tips = drawn(identity_plan(mesh_shape, shape, spec))
-    colour = {int(m[1]): fill for tip, fill in tips if (m := re.match(r"device (\d+):", tip))}
+    colour = {int(m[1]): fill for tip, fill in tips if (m := re.fullmatch(r"device (\d+)", tip))}
     assert len(set(colour.values())) == 8
     blocks = [(m[1], fill) for tip, fill in tips if (m := re.search(r" on device (.*)$", tip))]
     assert blocks
@@ -792,7 +792,7 @@ def test_grey_blocks_are_in_the_legend(mesh42):
         tree, tips = drawn(f.plan(shaped(8), shaped(8, 8)))
     texts = [t.text for t in tree.iter(f"{SVG}text")]
     assert "the same place along y" in texts and "the same place along x" not in texts
-    (swatch,) = [r for r in tree.iter(f"{SVG}rect") if r.get("width") == "14.0"]
+    (swatch,) = [r for r in tree.iter(f"{SVG}rect") if r.get("width") == "14"]
     assert swatch.get("fill") in {fill for tip, fill in tips if " on device 0 2 4 6" in tip}
 
 

@@ -4,6 +4,7 @@ Wrong programs are planted: rules of collectives that err on devices, and functi
 The enumeration of assignments is compared with one written out by hand, and with its own laws.
 """
 
+import dataclasses
 import itertools
 import math
 import re
@@ -15,8 +16,7 @@ import pytest
 from jax import lax
 
 from xmap_compat import Mesh, SerialLoop, testing, xmap
-from xmap_compat.core import batch, parameters
-from xmap_compat.core.rules import table
+from xmap_compat.core import batch, collectives, parameters
 
 DEVICES = np.array(jax.devices())
 MESH42 = Mesh(DEVICES.reshape(4, 2), ("x", "y"))
@@ -37,15 +37,16 @@ def wrong_on_devices(monkeypatch):
     """Plant an error in a collective where its axis is split over devices: ``wrong_on_devices('psum', change)``."""
 
     def plant(primitive, change):
-        rule = table.TRANSLATIONS[primitive]
+        rule = collectives.COLLECTIVES[primitive]
 
         def translate(view, params, *operands):
-            right = rule(view, params, *operands)
+            right = rule.translate(view, params, *operands)
             if not view.mesh_axes_of(parameters.axis_names(params)):
                 return right
             return batch.apply_positional(view, change, right)
 
-        monkeypatch.setitem(table.TRANSLATIONS, primitive, translate)
+        replaced = dataclasses.replace(rule, translate=translate)
+        monkeypatch.setitem(collectives.COLLECTIVES, primitive, replaced)
 
     return plant
 

@@ -5,6 +5,7 @@ evaluation.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -96,8 +97,12 @@ def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placem
     for names, path in zip(arguments.names, arguments.paths):
         entry = f"an input to an xmapped function {declared.name}"
         place = Place(f"{entry} ({path})", entry)
-        checker.check_distinct_resources(names, lambda place=place: place)
+        checker.check_distinct_resources(names, functools.partial(_same, place))
     return placements
+
+
+def _same(place: Place) -> Place:
+    return place
 
 
 class _Traced(NamedTuple):
@@ -146,10 +151,20 @@ def _check(
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
     alone = not (nested or mesh_axes or any(p.mesh_axes for p in every.values()))
     first = undeclared.mesh_of_results(declared, body.scope.mesh) if alone else None
-    asked = checker.asked
-    parts = (arguments.specs, out_specs, program, results, extra, body, nested, first, asked)
     return PlacedCall(
-        declared.name, body.scope, placements, own if nested else mesh_axes | own, *parts
+        fun_name=declared.name,
+        scope=body.scope,
+        placements=placements,
+        mesh_placements=own if nested else mesh_axes | own,
+        in_specs=arguments.specs,
+        out_specs=out_specs,
+        program=program,
+        result_names=results,
+        undeclared=extra,
+        body=body,
+        nested=nested,
+        first_device_of=first,
+        asked=checker.asked,
     )
 
 
@@ -188,7 +203,7 @@ def _check_outer_names(program, placements, mesh_axes):
     )
     if inside := next(shard_maps, None):
         raise errors.shard_map_inside(_jax.where_in_user_code(inside))
-    raise _outer_names(sorted(outer, key=str))
+    raise errors.outer_names(sorted(outer, key=str))
 
 
 def _mesh_axes_used(
@@ -326,13 +341,6 @@ def _mesh_axis_around(names: Iterable[Hashable]) -> ValueError:
     return ValueError(
         f"The xmap is split over mesh axes {as_set(names)}, but a transformation around it (such as vmap with an "
         "axis_name) has axes of the same names, which JAX would take for those of the mesh. Rename one of them"
-    )
-
-
-def _outer_names(names: Iterable[Hashable]) -> NotImplementedError:
-    return NotImplementedError(
-        f"The function uses the axes {quoted(names)} of a transformation around the xmap (such as vmap with an "
-        "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes of the xmap"
     )
 
 

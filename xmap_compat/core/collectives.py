@@ -1,16 +1,15 @@
-"""The table of collectives with respect to named axes: the properties that stage 4 and the tools
-need.
+"""The table of collectives with respect to named axes, and what stage 4 and the tools ask of it.
 
-The rules in ``rules/`` evaluate each on one device; a test checks that the two tables have the same
-rows.
+The rules in ``rules/``, which evaluate each on one device, fill it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable, Container, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from xmap_compat import _jax
 from xmap_compat.core import once
@@ -19,8 +18,6 @@ from xmap_compat.core.parameters import (
     Params,
     axis_names,
     check_groups,
-    check_permutation,
-    check_source,
     mentioned_names,
     positions,
 )
@@ -28,58 +25,70 @@ from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.specs import AxisName
 
 
-def _reduced(operand: Names, axes: Names) -> Names:
+def reduced(operand: Names, axes: Names) -> Names:
     """The names of a result that is equal for all elements of the axes."""
     return operand - axes
 
 
-def _varied(operand: Names, axes: Names) -> Names:
+def varied(operand: Names, axes: Names) -> Names:
     """The names of a result that differs between elements of the axes."""
     return operand | axes
 
 
-def _varied_over_devices(operand: Names, axes: Names) -> Names:
+def varied_over_devices(operand: Names, axes: Names) -> Names:
     return operand.union(filter(is_of_devices, axes))
 
 
-class Row(NamedTuple):
-    """The properties of one collective primitive.
+Translation = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """All that is known of one collective primitive.
 
     Attributes:
-      called: the name of the public function.
-      names: ``(operand names, axes of the collective) -> result names``: ``_reduced`` or
-      ``_varied``.
+      called: the name of the public function, which plans print.
+      names: ``(operand names, axes of the collective) -> result names``: ``reduced`` or
+        ``varied``.
+      translate: ``(view, params, *operands) -> result``: it on one device.
+      in_groups: the same with ``axis_index_groups``; None if it takes none.
       reduces: whether it is a reduction, which may also be over positional dimensions.
       check: ``(params, elements of the axes together, the user's line)``: raises if parameters do
-      not fit.
+        not fit.
       joint: whether the primitive makes one result of all operands; others translate each operand
-      by itself.
+        by itself.
+      counts: whether it multiplies what is equal for all elements by their number, and knows what
+        exists once.
     """
 
     called: str
     names: Callable[[Names, Names], Names]
+    translate: Translation
+    in_groups: Translation | None = None
     reduces: bool = False
     check: Callable[[Params, int, str], None] | None = None
     joint: bool = False
+    counts: bool = False
 
 
-COLLECTIVES: dict[str, Row] = {
-    "psum": Row("psum", _reduced, reduces=True),
-    "pmax": Row("pmax", _reduced, reduces=True),
-    "pmin": Row("pmin", _reduced, reduces=True),
-    "pbroadcast": Row("pbroadcast", _reduced, check=check_source),
-    "axis_index": Row("axis_index", _varied),
-    "all_gather": Row("all_gather", _reduced),
-    "reduce_scatter": Row("psum_scatter", _varied),
-    "all_to_all": Row("all_to_all", _varied),
-    "ppermute": Row("ppermute", _varied, check=check_permutation),
-    "pdot": Row("pdot", _reduced, joint=True),
-    # The primitives that nested xmaps leave for the outermost one: see ``core/nested``.
-    "device_vary": Row("device_vary", _varied_over_devices),
-    "device_sum": Row("device_sum", _reduced),
-    "device_gather": Row("device_gather", _reduced),
-    "device_take": Row("device_take", _varied),
-}
+# Each stands at its rule in ``rules/``.
+COLLECTIVES: dict[str, Row] = {}
+
+
+def collective(
+    primitive: str, names: Callable[[Names, Names], Names], called: str = "", **properties: Any
+) -> Callable[[Translation], Translation]:
+    """A decorator: a rule that translates a primitive, with all else that is known of it.
+
+    Args:
+      properties: fields of ``Row``.
+    """
+
+    def keep(translate: Translation) -> Translation:
+        COLLECTIVES[primitive] = Row(called or primitive, names, translate, **properties)
+        return translate
+
+    return keep
 
 
 def check_parameters(primitive: str, params: Params, size: int, where: str) -> None:
@@ -125,7 +134,7 @@ def result_names(
     mentioned = axis_names(params)
     axes = frozenset(n for n in mentioned if n in own)
     union = frozenset(itertools.chain.from_iterable(operands))
-    after = _varied if has_groups(params) else COLLECTIVES[primitive].names
+    after = varied if has_groups(params) else COLLECTIVES[primitive].names
     if primitive == "ppermute" and len(axes) == len(mentioned):
         is_full = len(params["perm"]) == elements
         if is_full and not axes & union and not once.in_parts(union, axes):

@@ -200,6 +200,13 @@ def unbound_name(
     )
 
 
+def outer_names(names: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"The function uses the axes {quoted(names)} of a transformation around the xmap (such as vmap with an "
+        "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes of the xmap"
+    )
+
+
 def repeated_axis(user: str, names: Sequence[Any]) -> ValueError:
     return ValueError(f"{user} names an axis more than once: {quoted(names)}. Name each axis once")
 

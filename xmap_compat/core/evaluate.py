@@ -20,9 +20,9 @@ from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.device import DeviceView, as_operand, laid_out_over
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
+from xmap_compat.core.rules import translate
 from xmap_compat.core.rules.libraries import bind_by_rule
 from xmap_compat.core.rules.ordinary import bind_ordinary
-from xmap_compat.core.rules.table import translate
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
 Tracer = Callable[..., Any]

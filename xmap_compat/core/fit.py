@@ -18,6 +18,8 @@ from xmap_compat.core.specs import (
     spec_names,
 )
 
+_ROOTS = {"in_axes": "args", "out_axes": "result"}
+
 
 def broadcast_specs(
     where: str, specs: Any, tree: Any, source: Any, root: str = ""
@@ -37,7 +39,7 @@ def broadcast_specs(
     try:
         jax.tree.map(repeat, specs, tree)
     except (ValueError, TypeError):
-        path = root or ("args" if where == "in_axes" else "result")
+        path = root or _ROOTS[where]
         parting = _parting(specs, tree, path)
         if parting is None:
             parting = _Parting(path, show(source), str(jax.tree.structure(tree)))
@@ -80,7 +82,8 @@ def _parting(specs: Any, tree: Any, path: str) -> _Parting | None:
     own, own_tree = _children(specs)
     others, others_tree = _children(tree)
     if own_tree != others_tree:
-        asked, found = _keys(specs), _keys(tree)
+        asked = _keys(specs)
+        found = _keys(tree)
         missing = [key for key in found if key not in asked]
         extra = [key for key in asked if key not in found]
         return _Parting(path, _describe_node(specs), _describe_node(tree), missing, extra)
@@ -94,7 +97,9 @@ def _parting(specs: Any, tree: Any, path: str) -> _Parting | None:
 def _keys(node: Any) -> list[Any]:
     if isinstance(node, dict):
         return list(node)
-    return list(range(len(node))) if type(node) is tuple else []
+    if type(node) is tuple:
+        return list(range(len(node)))
+    return []
 
 
 def _children(node):
@@ -103,22 +108,20 @@ def _children(node):
 
 
 def _describe_node(node):
-    if node is None or (isinstance(node, (tuple, list, dict)) and not node):
+    is_empty = isinstance(node, (tuple, list, dict)) and not node
+    if node is None or is_empty:
         return repr(node)
     if jax.tree_util.all_leaves([node]):
-        return (
-            "an array"
-            if getattr(node, "shape", ()) or not getattr(node, "weak_type", True)
-            else "a Python scalar"
-        )
+        is_python_scalar = getattr(node, "shape", ()) == () and getattr(node, "weak_type", True)
+        return "a Python scalar" if is_python_scalar else "an array"
+    kind = type(node).__name__
     if isinstance(node, dict):
-        return f"a {type(node).__name__} with the keys {', '.join(map(repr, node))}"
-    length = f" of length {len(node)}" if isinstance(node, (tuple, list)) else ""
-    return (
-        f"a {type(node).__name__}"
-        if type(node) in (tuple, list)
-        else f"the class {type(node).__name__}"
-    ) + length
+        return f"a {kind} with the keys {_listed(list(node))}"
+    if type(node) in (tuple, list):
+        return f"a {kind} of length {len(node)}"
+    if isinstance(node, (tuple, list)):
+        return f"the class {kind} of length {len(node)}"
+    return f"the class {kind}"
 
 
 def check_containers(where: str, specs: Sequence[AxisSpec], tree: Any, root: str) -> None:
@@ -126,10 +129,10 @@ def check_containers(where: str, specs: Sequence[AxisSpec], tree: Any, root: str
     another one.
     """
     for path, container, leaves in _jax.shaped_containers(tree):
-        if spec := next((spec for spec in specs[leaves] if spec.names), None):
-            raise _container_with_shape(
-                where, argument_path(path, root), type(container).__name__, spec.source
-            )
+        for spec in specs[leaves]:
+            if spec.names:
+                kind = type(container).__name__
+                raise _container_with_shape(where, argument_path(path, root), kind, spec.source)
 
 
 def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: bool) -> None:
@@ -152,7 +155,8 @@ def check_result(
       positional_shape: the shape of the function's result inside the body.
       sizes: axis sizes, to print the shape that the result would have.
     """
-    ndim, named = len(positional_shape), len(spec.names)
+    ndim = len(positional_shape)
+    named = len(spec.names)
     if spec.needed_rank > ndim + named:
         raise _output_rank_too_small(spec.source, spec.needed_rank - named, path, ndim)
     if spec.rank is not None and spec.rank != ndim + named:
@@ -249,54 +253,64 @@ def _legacy_not_a_prefix(where: str, specs: Any, tree: Any) -> str:
         specs = tuple(specs)
     if where == "in_axes":
         hint = (
-            " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
-            "argument list."
+            " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a "
+            "tuple representing the argument list."
         )
         if len(tree) == 1 and _is_prefix((parse_specs(where, specs),), tree):
             hint += (
-                " In particular, you're passing in a single argument which means that xmap in_axes might need to be "
-                "wrapped in a singleton tuple."
+                " In particular, you're passing in a single argument which means that xmap in_axes "
+                "might need to be wrapped in a singleton tuple."
             )
     return (
-        f"{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value, got specification "
-        f"{show(specs)} for value tree {jax.tree.structure(tree)}.{hint}"
+        f"{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value, "
+        f"got specification {show(specs)} for value tree {jax.tree.structure(tree)}.{hint}"
     )
 
 
 def _container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeError:
-    of, it = ("results of", "Return") if where == "out_axes" else ("arguments of", "Pass")
+    advice = "Pass its arrays (data and indices of a BCOO) as arguments of their own"
+    if where == "out_axes":
+        advice = "Return its arrays (data and indices of a BCOO) as results of their own"
     return TypeError(
-        f"{path} is a {kind}, which holds a shape beside its arrays, so {where} {show(spec)} cannot name dimensions of "
-        f"it. {it} its arrays (data and indices of a BCOO) as {of} their own, and make the {kind} from them"
+        f"{path} is a {kind}, which holds a shape beside its arrays, so {where} {show(spec)} "
+        f"cannot name dimensions of it. {advice}, and make the {kind} from them"
     )
 
 
 def _argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
-        f"{path} has shape {tuple(shape)}, but {show(spec)} needs at least {_dimensions(needed)}. {_FEWER}"
-        f"{LEGACY}One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at "
-        f"least {needed} dimensions, but the argument has rank {len(shape)}"
+        f"{path} has shape {tuple(shape)}, but {show(spec)} needs at least {_dimensions(needed)}. "
+        f"{_FEWER}{LEGACY}One of xmap arguments has an in_axes specification of {show(spec)}, "
+        f"which implies that it has at least {needed} dimensions, but the argument has rank "
+        f"{len(shape)}"
     )
 
 
 def _scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
+    is_in_a_list = path.count("[") > 1
+    hint = " (a list of numbers is a pytree of scalars)" if is_in_a_list else ""
     return TypeError(
-        f"{path} is a Python scalar, but {show(spec)} needs at least {_dimensions(needed)}. Pass an array with a "
-        f"dimension for each name{' (a list of numbers is a pytree of scalars)' if path.count('[') > 1 else ''}"
+        f"{path} is a Python scalar, but {show(spec)} needs at least {_dimensions(needed)}. "
+        f"Pass an array with a dimension for each name{hint}"
     )
 
 
 def _output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> ValueError:
     return ValueError(
-        f"{subject(path)} has {_dimensions(ndim)} without its named axes, but its out_axes {show(spec)} need at least "
-        f"{needed}. Put the named axes at lower positions"
-        f"{LEGACY}One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result "
-        f"of the xmapped function to have at least {needed} positional dimensions, but it only has {ndim}"
+        f"{subject(path)} has {_dimensions(ndim)} without its named axes, but its out_axes "
+        f"{show(spec)} need at least {needed}. Put the named axes at lower positions"
+        f"{LEGACY}One of xmap outputs has an out_axes specification of {show(spec)}, which requires "
+        f"the result of the xmapped function to have at least {needed} positional dimensions, "
+        f"but it only has {ndim}"
     )
 
 
 def _rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int], where: str) -> ValueError:
-    of, included = ("argument", "") if where == "in_axes" else ("output", ", named axes included")
+    of = "argument"
+    included = ""
+    if where == "out_axes":
+        of = "output"
+        included = ", named axes included"
     return ValueError(
         f"{subject(path)} has shape {tuple(shape)}{included}, but {show(spec)} names exactly "
         f"{_exactly(spec, rank, len(shape))}"
@@ -311,8 +325,10 @@ def _dimensions(count: int) -> str:
 
 def _exactly(spec: Any, rank: int, found: int) -> str:
     """Say what a list without an ellipsis requires, and what to do."""
-    other = "the other" if found == rank + 1 else "the others"
-    advice = f"Write {show([*spec, ...])} or name {other}" if found > rank else _FEWER
+    advice = _FEWER
+    if found > rank:
+        other = "the other" if found == rank + 1 else "the others"
+        advice = f"Write {show([*spec, ...])} or name {other}"
     return f"{_dimensions(rank)}. {advice}"
 
 
@@ -326,13 +342,19 @@ def _size_conflict(
     path: str,
     is_for_all: bool,
 ) -> ValueError:
-    advice = "If these are different axes, give them different names. If they are one, pass arrays of one length"
+    advice = (
+        "If these are different axes, give them different names. "
+        "If they are one, pass arrays of one length"
+    )
     if is_for_all:
-        advice = "One in_axes is for all arguments. To tell them apart, write a tuple, with {} for what is not mapped"
+        advice = (
+            "One in_axes is for all arguments. "
+            "To tell them apart, write a tuple, with {} for what is not mapped"
+        )
     return ValueError(
-        f"Axis `{name}` has size {known} in {origin}, but size {shape[dim]} in {path}, dimension {dim} of its shape "
-        f"{tuple(shape)}. {advice}"
-        f"{LEGACY}The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
-        f"{tuple(shape)} with in_axes specification {show(spec)}. Shape mismatch occurs in dimension {dim}: "
-        f"{shape[dim]} != {known}"
+        f"Axis `{name}` has size {known} in {origin}, but size {shape[dim]} in {path}, "
+        f"dimension {dim} of its shape {tuple(shape)}. {advice}"
+        f"{LEGACY}The size of axis {name} was previously inferred to be {known}, but found an "
+        f"argument of shape {tuple(shape)} with in_axes specification {show(spec)}. "
+        f"Shape mismatch occurs in dimension {dim}: {shape[dim]} != {known}"
     )

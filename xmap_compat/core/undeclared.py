@@ -36,34 +36,44 @@ def can_stay(extra: Sequence[AxisName], placements: Mapping[AxisName, Placement]
     """Whether legacy returned a result that varies over these axes: each has one element on each
     device.
     """
-    places = [placements[name] for name in extra]
-    return all(p.mesh_axes and p.local_size == 1 and not p.loops for p in places)
+    for name in extra:
+        placement = placements[name]
+        fills_mesh_axes = placement.mesh_axes and placement.local_size == 1
+        if not fills_mesh_axes or placement.loops:
+            return False
+    return True
 
 
 def warn(path: str, extra: Sequence[AxisName]) -> None:
     """Warn once for each place, result and axes, and remember that such results exist."""
     if not exist.value:
         _jax.set_for_all_threads(exist, True)
-    place = (_jax.where_now(), path, tuple(extra))
-    if place not in _warned:
-        _warned.add(place)
-        names = ", ".join(map(str, extra))
-        text = (
-            f"{path} of the xmapped function at {place[0]} varies over {names}, but its out_axes do not name {names}. "
-            "As in legacy, reading it gives the element of index 0, and each device keeps its own element for the next "
-            f"xmap over the same mesh. from xmap_compat import xmap refuses this. Add {names} to its out_axes, or "
-            "reduce over them in the function"
-        )
-        _jax.warn_user(text)
+    where = _jax.where_now()
+    if (where, path, tuple(extra)) in _warned:
+        return
+    _warned.add((where, path, tuple(extra)))
+    names = ", ".join(map(str, extra))
+    _jax.warn_user(
+        f"{path} of the xmapped function at {where} varies over {names}, but its out_axes do not "
+        f"name {names}. As in legacy, reading it gives the element of index 0, and each device "
+        "keeps its own element for the next xmap over the same mesh. "
+        f"from xmap_compat import xmap refuses this. Add {names} to its out_axes, or reduce over "
+        "them in the function"
+    )
 
 
 def own_elements(mesh_axes: Iterable[Hashable], mesh: Any) -> dict[AxisName, Placement]:
     """Mesh axes as axes of values that differ between devices although their specs say nothing."""
-    own = [OwnElement(axis) for axis in mesh.axis_names if axis in mesh_axes] if mesh_axes else []
-    return {
-        n: Placement(n, mesh.shape[n.mesh_axis], (n.mesh_axis,), (mesh.shape[n.mesh_axis],))
-        for n in own
-    }
+    wanted = set(mesh_axes)
+    placements: dict[AxisName, Placement] = {}
+    if not wanted:
+        return placements
+    for axis in mesh.axis_names:
+        if axis in wanted:
+            name = OwnElement(axis)
+            size = mesh.shape[axis]
+            placements[name] = Placement(name, size, mesh_axes=(axis,), mesh_sizes=(size,))
+    return placements
 
 
 def own_elements_of(placements: Iterable[AxisName]) -> list[OwnElement]:
@@ -79,16 +89,30 @@ def names_at_entry(
     own = own_elements_of(placements)
 
     def entering(names: Names) -> Names:
-        split = {m for n in names for m in placements[n].mesh_axes}
+        split = _split_by(names, placements)
         return names.union(n for n in own if n.mesh_axis not in split)
 
-    alike = [
-        not isinstance(x, jax.core.Tracer) and len(getattr(x, "devices", set)()) < 2 for x in consts
-    ]
-    return [
-        *(frozenset() if same else entering(frozenset()) for same in alike),
-        *map(entering, inputs),
-    ]
+    of_consts = []
+    for value in consts:
+        names: Names = frozenset()
+        if not _is_on_one_device(value):
+            names = entering(names)
+        of_consts.append(names)
+    return [*of_consts, *map(entering, inputs)]
+
+
+def _split_by(names: Iterable[AxisName], placements: Mapping[AxisName, Placement]) -> set[Hashable]:
+    """The mesh axes over which some axes are split."""
+    split: set[Hashable] = set()
+    for name in names:
+        split.update(placements[name].mesh_axes)
+    return split
+
+
+def _is_on_one_device(value: Any) -> bool:
+    if isinstance(value, jax.core.Tracer):
+        return False
+    return not hasattr(value, "devices") or len(value.devices()) < 2
 
 
 def operand_names(
@@ -97,45 +121,51 @@ def operand_names(
     """The names of a collective's operand: it varies over those of its axes on which it has an
     ``OwnElement``.
     """
-    if not (own := own_elements_of(names)):
+    own = own_elements_of(names)
+    if not own:
         return names
-    split = {m: a for a in axes if a in placements for m in placements[a].mesh_axes}
-    met = [n for n in own if not split.keys().isdisjoint(placements[n].mesh_axes)]
-    return names.difference(met).union(split[m] for n in met for m in placements[n].mesh_axes)
+    # The axis that each mesh axis splits.
+    split: dict[Hashable, AxisName] = {}
+    for axis in axes:
+        if axis in placements:
+            split.update(dict.fromkeys(placements[axis].mesh_axes, axis))
+    replaced = [n for n in own if n.mesh_axis in split]
+    return names.difference(replaced).union(split[n.mesh_axis] for n in replaced)
 
 
 def alone(names: Names, placements: Mapping[AxisName, Placement]) -> list[OwnElement]:
     """The mesh axes along which a value may differ between devices although no named axis of it
     lies there.
     """
-    split = {m for n in names if not isinstance(n, OwnElement) for m in placements[n].mesh_axes}
-    return [n for n in own_elements_of(names) if split.isdisjoint(placements[n].mesh_axes)]
+    own = own_elements_of(names)
+    split = _split_by(names.difference(own), placements)
+    return [n for n in own if n.mesh_axis not in split]
 
 
 def mesh_of_results(declared: Any, mesh: Any) -> Any:
     """The mesh in scope, if such results may lie on it when a call without mesh resources gets
     them.
     """
-    may = (
-        declared.undeclared
-        and declared.backend is None
-        and exist.value
-        and not _jax.in_manual_region()
-    )
-    return mesh if may and isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1 else None
+    if not (declared.undeclared and exist.value):
+        return None
+    if declared.backend is not None or _jax.in_manual_region():
+        return None
+    if not isinstance(mesh, jax.sharding.Mesh) or mesh.size == 1:
+        return None
+    return mesh
 
 
 def of_first_device(leaves: Sequence[Any], mesh: Any) -> list[Any]:
     """The arguments as the first device has them: legacy ran a call without mesh resources on one
     device.
     """
-    everywhere, staged = PartitionSpec(), _jax.mesh_to_stage(mesh)
+    everywhere = PartitionSpec()
+    staged = _jax.mesh_to_stage(mesh)
 
     def first(x):
         if _jax.is_key(x):
-            return jax.random.wrap_key_data(
-                first(jax.random.key_data(x)), impl=jax.random.key_impl(x)
-            )
+            words = first(jax.random.key_data(x))
+            return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
         mine = jnp.where(lax.axis_index(mesh.axis_names) == 0, x, jnp.zeros_like(x))
         return lax.psum(mine, mesh.axis_names).astype(x.dtype)
 
@@ -151,9 +181,8 @@ def of_first_device(leaves: Sequence[Any], mesh: Any) -> list[Any]:
         with _jax.context_of(mesh):
             return mapped(_jax.resharded(leaves, [everywhere] * len(leaves), staged))
 
-    taken.defjvp(
-        lambda primals, tangents: (taken(*primals), *tangents)
-    )  # where they were equal, they still are
+    # Tangents that were equal on all devices still are.
+    taken.defjvp(lambda primals, tangents: (taken(*primals), *tangents))
     return taken(list(map(jnp.asarray, leaves)))
 
 
@@ -166,7 +195,8 @@ def without_gradient(fun: str, *values: Any) -> Any:
 @without_gradient.defjvp
 def _refuse(fun, primals, tangents):
     raise NotImplementedError(
-        f"{fun} has no gradient from outside: it returns a result that varies over an axis that its out_axes do not "
-        "name, or its collectives combine what each device has of such a result of another xmap. Add the axis to those "
-        "out_axes, or take the gradient in the function"
+        f"{fun} has no gradient from outside: it returns a result that varies over an axis that "
+        "its out_axes do not name, or its collectives combine what each device has of such a "
+        "result of another xmap. Add the axis to those out_axes, or take the gradient in the "
+        "function"
     )

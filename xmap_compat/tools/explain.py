@@ -12,8 +12,10 @@ import argparse
 import atexit
 import contextlib
 import os
+import re
 import sys
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from xmap_compat.legacy import runner
@@ -21,21 +23,34 @@ from xmap_compat.legacy.import_hook import install_with_jax
 from xmap_compat.tools.programs import add_program, program_of
 
 if TYPE_CHECKING:
-    from xmap_compat.core.call import Declaration, PlacedCall
+    from xmap_compat.core.arguments import Declaration
+    from xmap_compat.core.call import PlacedCall
     from xmap_compat.tools.plan import Plan
 
 # What imports JAX is imported late, for a program may still set the variables that JAX reads.
 
 ABOUT_MESH = """the sizes of a mesh that you do not have, as x=64,y=64, for a program that plans, traces or lowers. Its
 first call with arrays fails, as no devices can run it: the plan of that call is the last one"""
-WRONG_MESH = "--mesh takes a name and a size for each axis, x=64,y=64, but got {!r}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "one line for each call, without its plan"
     parser.add_argument("--brief", action="store_true", help=about)
-    parser.add_argument("--mesh", metavar="SIZES", help=ABOUT_MESH)
+    parser.add_argument("--mesh", metavar="SIZES", type=mesh_sizes, default={}, help=ABOUT_MESH)
     add_program(parser, "SCRIPT [ARGS...]")
+
+
+def mesh_sizes(words: str) -> dict[str, int]:
+    """``'x=64,y=64'`` as a dictionary."""
+    sizes: dict[str, int] = {}
+    for part in words.split(","):
+        found = re.fullmatch(r"([^\W\d]\w*)=(0*[1-9]\d*)", part)
+        if found is None or found[1] in sizes:
+            raise argparse.ArgumentTypeError(
+                f"it takes a name and a size for each axis, x=64,y=64, but got {words!r}"
+            )
+        sizes[found[1]] = int(found[2])
+    return sizes
 
 
 def main(options: argparse.Namespace) -> int | None:
@@ -44,31 +59,14 @@ def main(options: argparse.Namespace) -> int | None:
         options.error("no program is given")
     if program[0] != "-m" and not os.path.exists(program[0]):
         options.error(f"no such file: {program[0]}")
-    mesh = None
-    if options.mesh is not None:
-        mesh = _mesh_sizes(options.mesh)
-        if mesh is None:
-            options.error(WRONG_MESH.format(options.mesh))
     report = Report(sys.stdout, options.brief)  # the program may change its sys.stdout
     atexit.register(report.finish)
-    install_with_jax(lambda: _begin(report, mesh))
+    install_with_jax(lambda: _begin(report, options.mesh))
     runner.run_program(program)
     return None
 
 
-def _mesh_sizes(words: str) -> dict[str, int] | None:
-    """``'x=64,y=64'`` as a dictionary; None if the text has another form."""
-    sizes: dict[str, int] = {}
-    for part in words.split(","):
-        name, _, size = part.partition("=")
-        is_size = size.isdecimal() and int(size) > 0
-        if not name.isidentifier() or not is_size or name in sizes:
-            return None
-        sizes[name] = int(size)
-    return sizes
-
-
-def _begin(report: Report, mesh: dict[str, int] | None) -> None:
+def _begin(report: Report, mesh: dict[str, int]) -> None:
     """Watch from now on, in all threads, until the process ends."""
     import jax
 
@@ -76,9 +74,8 @@ def _begin(report: Report, mesh: dict[str, int] | None) -> None:
     from xmap_compat.core import watch
 
     watch.watch_everywhere(watch.Watcher(traced=report.call))
-    if mesh is not None:
-        sizes = tuple(mesh.values())
-        _jax.enter_mesh(jax.sharding.AbstractMesh(sizes, tuple(mesh)))
+    if mesh:
+        _jax.enter_mesh(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)))
 
 
 class Report:
@@ -89,7 +86,8 @@ class Report:
         self._brief = brief
         self._folder = os.getcwd() + os.sep
         self._lock = threading.Lock()
-        self._calls: dict[Any, tuple[str, str, str, str]] = {}
+        # Rows of the table, and texts of plans.
+        self._calls: dict[Any, tuple[list[str], str]] = {}
 
     def call(self, declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
         """Note one call.  A failure here must not change the behaviour of the program."""
@@ -99,45 +97,39 @@ class Report:
         if placed.nested:
             return  # a part of the program of the outer call
         where = _jax.where_now().removeprefix(self._folder)
+        key: tuple[Any, str]
         try:
             found = plan.plan_of_call(declared, args, placed)
-            key: Any = found, str(placed.program.jaxpr)
-            row = declared.name, _assignment(found), where, str(found)
+            key = found, str(placed.program.jaxpr)
+            call = [declared.name, _assignment(found), where], str(found)
         except Exception as error:
-            key = object()
-            reason = f"no plan: {type(error).__name__}: {error}"
-            row = declared.name, "", f"{where}: {reason}", ""
+            reason = f"{where}: no plan: {type(error).__name__}: {error}"
+            key = reason, declared.name
+            call = [declared.name, "", reason], ""
         with self._lock:
-            self._calls.setdefault(key, row)
+            self._calls.setdefault(key, call)
 
     def finish(self) -> None:
         """Print the calls at the end of the process."""
-        calls = list(self._calls.values())
-        failed = [plan for *_, plan in calls].count("")
-        title = "no call of an xmapped function"
-        if calls:
-            count = len(calls) - failed
-            title = "1 plan" if count == 1 else f"{count} plans"
-        if failed:
-            title += f", {failed} call(s) without a plan"
         # The pipe may be closed, or the program has closed its output.
         with contextlib.suppress(OSError, ValueError):
-            print(f"xmap_compat explain: {title}", file=self._out, flush=True)
-            self._print(calls)
+            print(*self._lines(), sep="\n", file=self._out, flush=True)
 
-    def _print(self, calls: list[tuple[str, str, str, str]]) -> None:
+    def _lines(self) -> Iterator[str]:
+        if not self._calls:
+            yield "xmap_compat explain: no call of an xmapped function"
+            return
         from xmap_compat.tools import text
 
-        if not calls:
-            return
+        yield f"xmap_compat explain: {text.plural(len(self._calls), 'plan')}"
         rows: text.Rows = [("", "function", "assignment", "called at")]
-        for number, (function, assignment, where, _) in enumerate(calls, 1):
-            rows.append((str(number), function, assignment, where))
-        print(*text.table(rows), sep="\n", file=self._out, flush=True)
-        for number, (*_, where, plan) in enumerate(calls, 1):
+        for number, (row, _) in enumerate(self._calls.values(), 1):
+            rows.append((str(number), *row))
+        yield from text.table(rows)
+        for number, ((*_, where), plan) in enumerate(self._calls.values(), 1):
             if plan and not self._brief:
-                rule = f"---- plan {number}, called at {where} ".ljust(text.WIDTH, "-")
-                print(f"\n{rule}\n{plan}\n", file=self._out, flush=True)
+                rule = f"---- plan {number}, called at {where} "
+                yield f"\n{rule.ljust(text.WIDTH, '-')}\n{plan}\n"
 
 
 def _assignment(plan: Plan) -> str:

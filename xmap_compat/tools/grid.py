@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core.mesh import devices_of
 from xmap_compat.tools.plan import Array
 from xmap_compat.tools.text import by_key, listed, with_more
-
-Block = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Grid:
       mesh positions with the block.
     """
 
-    titles: tuple[str, str, str]
-    sizes: tuple[int, int]
+    titles: list[str]
+    sizes: list[int]
     panels: list[tuple[str, list[list[list[int]]]]]
 
 
@@ -39,13 +38,14 @@ def block_holders(array: Array, mesh: _jax.AnyMesh | None) -> np.ndarray:
     """For each block of an array (its index in every dimension) the positions in the mesh that hold
     it.
     """
-    shape = {} if mesh is None else dict(mesh.shape)
+    shape = dict(getattr(mesh, "shape", {}))
     split = _split_axes(array)
-    order = list(itertools.chain(*split))
-    copied = [axis for axis in shape if axis not in order]
-    places = [list(shape).index(axis) for axis in (*order, *copied)]
+    # Axes that split nothing come last, and hold copies.
+    order = list(dict.fromkeys([*itertools.chain(*split), *shape]))
+    places = [list(shape).index(axis) for axis in order]
     parts = [math.prod(shape[axis] for axis in axes) for axes in split]
-    positions = np.arange(math.prod(shape.values())).reshape(list(shape.values()))
+    sizes = list(shape.values())
+    positions = np.arange(math.prod(sizes)).reshape(sizes)
     return positions.transpose(places).reshape(*parts, -1)
 
 
@@ -60,63 +60,70 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
     """Choose rows and columns (dimensions that are split, then named ones) and cut the array into
     blocks.
     """
-    holders = block_holders(array, mesh)
-    parts = holders.shape[:-1]
-    names = []
-    titles = []
-    for name, size, axes in zip(array.axes, array.shape, _split_axes(array)):
-        title = str(size) if name is None else f"{name} {size}"
-        names.append(title.split()[0])
-        titles.append(f"{title} over {listed(axes)}" if axes else title)
+    blocks = block_holders(array, mesh)
+    parts = blocks.shape[:-1]
 
-    def weight(k: int) -> tuple[bool, bool, int]:
-        return parts[k] == 1, array.axes[k] is None, k
+    def weight(k: int) -> tuple[bool, bool]:
+        return parts[k] == 1, array.axes[k] is None
 
     by_weight = sorted(range(len(parts)), key=weight)
     shown = sorted(by_weight[:2])
     others = sorted(by_weight[2:])
-
-    def label(index: Block) -> str:
-        cut = [(names[k], i) for k, i in zip(others, index) if parts[k] > 1]
-        return listed(f"{name} part {i}" for name, i in cut)
-
-    unseen = [_in_words(titles[k], array.axes[k]) for k in others]
-    further = f"and {listed(unseen)}" if unseen else ""
-    holders = holders.transpose(*others, *shown, -1)
-    sizes = [array.shape[k] for k in shown]
-    return _grid(holders, [titles[k] for k in shown], further, sizes, label)
-
-
-def _in_words(title: str, name: object) -> str:
-    return f"a dimension of {title} without a name" if name is None else title
-
-
-def mesh_grid(mesh: _jax.AnyMesh) -> Grid:
-    """The devices of a mesh, each a block."""
-    titles = [f"{name} {size}" for name, size in mesh.shape.items()]
-
-    def label(index: Block) -> str:
-        return listed(f"{name} = {k}" for name, k in zip(mesh.axis_names, index))
-
-    positions = np.arange(mesh.size).reshape(*mesh.axis_sizes, 1)
-    return _grid(positions, titles[-2:], "", mesh.axis_sizes[-2:], label)
+    blocks = blocks.transpose(*others, *shown, -1)
+    titles = []
+    sizes = []
+    for k in shown:
+        titles.append(_title(array, k))
+        sizes.append(array.shape[k])
+    while len(titles) < 2:
+        blocks = blocks[None]
+        titles.insert(0, "")
+        sizes.insert(0, 1)
+    further = listed(_in_words(array, k) for k in others)
+    if further:
+        further = f"and {further}"
+    titles.append(further)
+    panels = []
+    for index in np.ndindex(blocks.shape[:-3]):
+        label = []
+        for k, at in zip(others, index):
+            if parts[k] > 1:
+                label.append(f"{_name(array, k)} part {at}")
+        panels.append((listed(label), blocks[index].tolist()))
+    return Grid(titles, sizes, panels)
 
 
-def _grid(
-    holders: np.ndarray,
-    titles: Sequence[str],
-    others: str,
-    sizes: Sequence[int],
-    label: Callable[[Block], str],
-) -> Grid:
-    """A panel for each index, down to the last two dimensions of blocks, which have the titles."""
-    rows, columns = ["", "", *titles][-2:]
-    down, across = [1, 1, *sizes][-2:]
-    for _ in range(2 - len(titles)):
-        holders = holders[None]
-    indices = np.ndindex(holders.shape[:-3])
-    panels = [(label(index), holders[index].tolist()) for index in indices]
-    return Grid((rows, columns, others), (down, across), panels)
+def _name(array: Array, k: int) -> str:
+    name = array.axes[k]
+    if name is None:
+        return str(array.shape[k])
+    return str(name)
+
+
+def _title(array: Array, k: int) -> str:
+    """``batch 12 over x``"""
+    title = str(array.shape[k])
+    if array.axes[k] is not None:
+        title = f"{array.axes[k]} {title}"
+    over = _split_axes(array)[k]
+    is_mesh_axis = over == (array.axes[k],)
+    if over and not is_mesh_axis:
+        title += f" over {listed(over)}"
+    return title
+
+
+def _in_words(array: Array, k: int) -> str:
+    title = _title(array, k)
+    if array.axes[k] is None:
+        return f"a dimension of {title} without a name"
+    return title
+
+
+def mesh_array(mesh: _jax.AnyMesh) -> Array:
+    """A mesh as an array, of which each device holds one element."""
+    names = mesh.axis_names
+    ones = (1,) * len(names)
+    return Array("mesh", np.dtype(int), mesh.axis_sizes, names, PartitionSpec(*names), ones)
 
 
 MOST_LETTERS = 30  # of the names above a drawing
@@ -126,12 +133,14 @@ def alike(arrays: Iterable[Array]) -> Iterator[tuple[str, Array]]:
     """The arrays to draw, with their names: those that lie alike are drawn once."""
 
     def layout(array: Array) -> Array:
-        return dataclasses.replace(array, root="", keys=())
+        return dataclasses.replace(array, path="")
 
     for group in by_key(arrays, layout).values():
         names = [array.path for array in group]
-        joined = ", ".join(names)
-        yield joined if len(joined) <= MOST_LETTERS else with_more(names), group[0]
+        title = ", ".join(names)
+        if len(title) > MOST_LETTERS:
+            title = with_more(names)
+        yield title, group[0]
 
 
 MOST_DEVICES = 256
@@ -168,8 +177,13 @@ def ranges(numbers: Iterable[int]) -> str:
     if len(numbers) > 4 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
     runs = by_key(enumerate(numbers), lambda at: at[1] - at[0])
-    words = []
+    words: list[str] = []
     for run in runs.values():
-        own = [number for _, number in run]
-        words += [f"{own[0]}-{own[-1]}"] if len(own) > 2 else map(str, own)
+        first = run[0][1]
+        last = run[-1][1]
+        words.append(str(first))
+        if len(run) > 2:
+            words[-1] += f"-{last}"
+        elif len(run) == 2:
+            words.append(str(last))
     return " ".join(words)

@@ -9,20 +9,27 @@ which a telephone shows as well.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.tools.grid import Grid, alike, arrange, corner, device_ids, mesh_grid, ranges
+from xmap_compat.tools.grid import (
+    Grid,
+    alike,
+    arrange,
+    block_holders,
+    corner,
+    device_ids,
+    mesh_array,
+    ranges,
+)
 from xmap_compat.tools.plan import Array, Call, Plan
-from xmap_compat.tools.search import Candidates
-from xmap_compat.tools.shown import axes_name
-from xmap_compat.tools.text import by_key, escape, listed, show_bytes
-from xmap_compat.tools.transfers import Transfer, sum_of_known
+from xmap_compat.tools.plan_text import alike_collectives, sent
+from xmap_compat.tools.search import Candidate, Candidates, usable_of
+from xmap_compat.tools.text import axes_name, escape, listed, sent_in_words, show_bytes
 
 Colour = tuple[float, float]  # the hue, in degrees, and the lightness, in per cent
 
@@ -34,15 +41,14 @@ def _colours_of(mesh: _jax.AnyMesh | None) -> list[Colour]:
     if mesh is None:
         return [(215, 82)]
     longest = int(np.argmax(mesh.axis_sizes))
-    hues = mesh.axis_sizes[longest]
-    shades = mesh.size // hues
-    colours = []
-    for index in np.ndindex(*mesh.axis_sizes):
-        others = np.delete(index, longest)
-        other_sizes = np.delete(mesh.axis_sizes, longest)
-        shade = np.ravel_multi_index(others, other_sizes) if shades > 1 else 0
-        lightness = 82 - 26 * shade / (shades - 1) if shades > 1 else 72
-        colours.append((360 * index[longest] / hues, float(lightness)))
+    positions = np.arange(mesh.size).reshape(mesh.axis_sizes)
+    by_hue = np.moveaxis(positions, longest, 0).reshape(mesh.axis_sizes[longest], -1)
+    hues, shades = by_hue.shape
+    colours: list[Colour] = [(0, 0)] * mesh.size
+    for hue, devices in enumerate(by_hue):
+        for shade, device in enumerate(devices):
+            part = shade / max(shades - 1, 1)
+            colours[device] = 360 * hue / hues, 82 - 26 * part
     return colours
 
 
@@ -50,10 +56,10 @@ def _shared(some: Sequence[Colour]) -> str:
     """The common part of colours: their hue and mean lightness; if hues differ, a pale grey of that
     lightness.
     """
-    hues = {hue for hue, _ in some}
-    lightness = sum(light for _, light in some) / len(some)
-    if len(hues) == 1:
-        return f"hsl({some[0][0]:.0f},60%,{lightness:.0f}%)"
+    hues, lights = zip(*some)
+    lightness = sum(lights) / len(some)
+    if len(set(hues)) == 1:
+        return f"hsl({hues[0]:.0f},60%,{lightness:.0f}%)"
     return f"hsl(0,0%,{50 + lightness / 2:.0f}%)"
 
 
@@ -67,106 +73,112 @@ STYLE = (
     ".xmap .edge{stroke:#9ca3af}.xmap .sheet{fill:#2a2e37}.xmap .sent{fill:#60a5fa}.xmap .back{fill:#fb923c}}"
 )
 PAGE = 500
-MARGIN = 16.0
-GAP = 20.0
+MARGIN = 16
+GAP = 20
 ROOM = PAGE - 2 * MARGIN
 COLUMN = (ROOM - GAP) / 2
+LETTER = 0.6  # the width of a letter of size 1, about, in the fonts that we ask for
 # The longest and shortest side of an array, and the least of a block.
-LONG = 160.0
-SHORT = 18.0
-BLOCK = 15.0
+LONG = 160
+SHORT = 18
+BLOCK = 15
 MAX_CALLS = 8
 MAX_ARRAYS = 60
-MAX_TRANSFERS = 30
+MAX_BARS = 30
 SENT = "sent"
 BACK = "back"
-Card = Callable[[float, float], float]  # draws at a place, and returns the bottom edge
 
 
 class _Canvas:
-    """SVG elements in the order of their painting, and where the next one goes.
+    """SVG elements in the order of their painting.
 
     Attributes:
+      x, y: where the next line goes.
       mesh: the part of the mesh that is drawn.
       ids: the numbers of its devices.
+      everywhere: the words for all devices.
     """
 
     def __init__(self, mesh: _jax.AnyMesh | None = None):
         self.elements: list[str] = []
-        self.size = 1 if mesh is None else mesh.size
+        self.x: float = MARGIN
+        self.y: float = MARGIN
         self.mesh = corner(mesh)
         self.ids = device_ids(mesh, self.mesh)
         self.colours = _colours_of(self.mesh)
-        self.bottom = 0.0
+        self.everywhere = ""
+        if mesh is not None and mesh.size > 1:
+            self.everywhere = f"all {mesh.size} devices"
 
-    def _add(self, tag: str, content: str, **attributes: Any) -> None:
+    def add(self, tag: str, content: str, **attributes: Any) -> None:
         words = [tag]
         for name, value in attributes.items():
             name = name.strip("_").replace("_", "-")
+            if isinstance(value, float):
+                value = round(value, 1)
             words.append(f'{name}="{value}"')
         self.elements.append(f"<{' '.join(words)}>{content}</{tag}>")
 
-    def rect(self, x, y, w, h, title="", **attributes):
-        self.bottom = max(self.bottom, y + h)
-        tip = f"<title>{escape(title)}</title>" if title else ""
-        size = {"width": f"{w:.1f}", "height": f"{h:.1f}"}
-        self._add("rect", tip, x=f"{x:.1f}", y=f"{y:.1f}", **size, rx="0", **attributes)
+    def rect(self, x, y, w, h, tip="", **attributes):
+        if tip:
+            tip = f"<title>{escape(tip)}</title>"
+        self.add("rect", tip, x=x, y=y, width=w, height=h, **attributes)
 
-    def text(self, x, y, content, size=11.0, kind="", room=0.0, **attributes):
-        """A text, which is cut off where it has no more room."""
-        if room and _text_width(content, size) > room:
-            content = content[: int(room / size / 0.6) - 1] + "…"
-        self.bottom = max(self.bottom, y)
-        if kind:
-            attributes["class_"] = kind
-        at = {"x": f"{x:.1f}", "y": f"{y:.1f}", "font_size": f"{size:.3g}"}
-        self._add("text", escape(content), **at, **attributes)
+    def text(self, x, y, content, size, kind, **attributes):
+        content = escape(content)
+        self.add("text", content, x=x, y=y, font_size=size, class_=kind, **attributes)
 
-    def title(self, x, y, content, room=COLUMN):
-        self.text(x, y + 12, content, 13, "faint bold", room=room)
+    def line(self, content: str, size: float = 11, kind: str = "faint", room=COLUMN) -> None:
+        """A line of text, which is cut off where it has no more room."""
+        most = int(room / size / LETTER)
+        if len(content) > most:
+            content = content[: most - 1] + "…"
+        self.y += size + 4
+        self.text(self.x, self.y, content, size, kind)
 
-    def lines(self, x, y, contents: Iterable[str], room=ROOM, kind="faint") -> float:
-        """Lines of text below each other; the bottom edge."""
-        for content in filter(None, contents):
-            y += 15
-            self.text(x, y, content, 11, kind, room=room)
-        return y
+    def title(self, content: str) -> None:
+        self.y += 8
+        self.line(content, 13, "faint bold", ROOM)
 
-    def keys(self, y, meanings: dict[str, str]) -> None:
+    def keys(self, meanings: Mapping[str, str]) -> None:
         """What the colours of bars mean."""
+        self.y += 15
         for k, (kind, meaning) in enumerate(meanings.items()):
             x = MARGIN + 150 * k
-            self.rect(x, y - 8, 14, 8, class_=kind)
-            self.text(x + 20, y, meaning, 11, "faint")
+            self.rect(x, self.y - 8, 14, 8, class_=kind)
+            self.text(x + 20, self.y, meaning, 11, "faint")
 
-    def bar(self, y, share: float, height: float, kind: str) -> None:
-        self.rect(MARGIN, y, max(ROOM * share, 2), height, class_=kind)
+    def bar(self, share: float, kind: str) -> None:
+        self.rect(MARGIN, self.y + 5, max(ROOM * share, 2), 5, class_=kind)
+        self.y += 7
 
-    def is_everywhere(self, holders: Sequence[int]) -> bool:
-        return len(holders) == len(self.ids) > 1
+    def more(self, count: int, where: str) -> None:
+        if count > MAX_BARS:
+            self.line(f"... and {count - MAX_BARS} more: see {where}", room=ROOM)
 
-    def fill(self, held: Sequence[int]) -> dict[str, str]:
-        if self.is_everywhere(held):
-            return {"class_": "sheet"}
-        return {"fill": _shared([self.colours[k] for k in held])}
-
-    def block(self, x, y, w, h, holders, title):
+    def block(self, x, y, w, h, holders, tip):
         """A rectangle in the colour that devices share, with their numbers as large as there is
         room.
         """
-        everywhere = self.is_everywhere(holders)
-        label = f"all {self.size} devices" if everywhere else ranges(self.ids[k] for k in holders)
-        self.rect(x, y, w, h, title, stroke="#374151", **self.fill(holders))
-        if _text_width(label, 5) > w - 2:
+        kind = "on"
+        colours = [self.colours[k] for k in holders]
+        paint = {"fill": _shared(colours)}
+        label = ranges(self.ids[k] for k in holders)
+        if self.everywhere and len(holders) == len(self.ids):
+            kind = ""
+            paint = {"class_": "sheet"}
+            label = self.everywhere
+        self.rect(x, y, w, h, tip, stroke="#374151", **paint)
+        if len(label) * 5 * LETTER > w - 2:
             label = f"{self.ids[holders[0]]}…"
-        size = min(11.0, 0.75 * h, (w - 2) / (0.6 * len(label)))
-        if len(self.ids) > 1 and size >= 5:
-            kind = "" if everywhere else "on"
-            middle = y + h / 2 + 0.36 * size
-            self.text(x + w / 2, middle, label, size, kind, text_anchor="middle")
+        room = w - 2
+        size = min(11, 0.75 * h, room / LETTER / len(label))
+        if self.everywhere and size >= 5:
+            baseline = y + h / 2 + 0.36 * size
+            self.text(x + w / 2, baseline, label, size, kind, text_anchor="middle")
 
     def document(self, title: str) -> str:
-        height = f"{self.bottom + MARGIN:.0f}"
+        height = round(self.y + MARGIN)
         size = f'width="{PAGE}" height="{height}"'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} class="xmap" viewBox="0 0 {PAGE} {height}"'
@@ -174,11 +186,6 @@ class _Canvas:
             f"<title>{escape(title)}</title><style>{STYLE}</style>"
             f'<rect {size} class="paper" rx="8"/>{"".join(self.elements)}</svg>\n'
         )
-
-
-def _text_width(content: str, size: float) -> float:
-    """The approximate width in the fonts that we ask for."""
-    return len(content) * size * 0.6
 
 
 @functools.singledispatch
@@ -189,229 +196,190 @@ def svg(shown: Any) -> str:
 
 @svg.register
 def _(plan: Plan) -> str:
-    """The totals, the mesh, the arguments and results of calls that use it, and the transfers."""
+    """The totals, the mesh, the arguments and results of calls that use it, and what moves."""
     canvas = _Canvas(plan.mesh)
-    canvas.text(MARGIN, MARGIN + 14, plan.function, 16, "bold", room=ROOM)
-    placed = [call for call in plan.calls if call.mesh == plan.mesh]
-    drawn = placed[:MAX_CALLS]
-    y = canvas.lines(MARGIN, MARGIN + 18, _totals(plan, placed))
-    arrays = [a for call in drawn for a in (*call.arguments, *call.results)]
-    mesh_card = functools.partial(_mesh_card, canvas, plan.mesh)
-    y = _cards([mesh_card, functools.partial(_legend, canvas, arrays)], y + 18)
-    for call in drawn:
-        of = "" if call.function == plan.function else f" of {call.function}"
-        y = _draw_arrays(canvas, f"arguments{of}", call.arguments, y)
-        y = _draw_arrays(canvas, f"results{of}", call.results, y)
-    others = [call.function for call in plan.calls if call not in drawn]
-    if others:
-        words = f"not drawn: the arrays of {listed(dict.fromkeys(others))}"
-        y = canvas.lines(MARGIN, y - 8, [words]) + 12
-    _draw_transfers(canvas, plan.transfers, arrays, y)
+    canvas.line(plan.function, 16, "bold", ROOM)
+    drawn = [call for call in plan.calls if call.mesh == plan.mesh]
+    held = sum(call.bytes_held for call in drawn)
+    canvas.line(f"each device holds {show_bytes(held)} of arguments and results", room=ROOM)
+    canvas.line(f"and sends {sent_in_words(plan.sent_over)}", room=ROOM)
+    _draw_mesh(canvas, plan.mesh)
+    _draw_legend(canvas, drawn[:MAX_CALLS])
+    for call in drawn[:MAX_CALLS]:
+        of = ""
+        if call.function != plan.function:
+            of = f" of {call.function}"
+        _draw_arrays(canvas, f"arguments{of}", call.arguments)
+        _draw_arrays(canvas, f"results{of}", call.results)
+    _note_others(canvas, plan, drawn[:MAX_CALLS])
+    if plan.transfers:
+        _draw_collectives(canvas, plan)
     return canvas.document(f"{plan.function}: arrays on devices")
 
 
-def _totals(plan: Plan, calls: Sequence[Call]) -> Iterator[str]:
-    held = sum(call.bytes_held for call in calls)
-    yield f"each device holds {show_bytes(held)} of arguments and results"
-    sent = [f"{show_bytes(n)} over {axes_name(axes)}" for axes, n in plan.sent_over.items() if n]
-    yield f"and sends {listed(sent) or 'nothing'}"
+def _note_others(canvas: _Canvas, plan: Plan, drawn: Sequence[Call]) -> None:
+    others: dict[str, None] = {}
+    for call in plan.calls:
+        if call not in drawn:
+            others[call.function] = None
+    if others:
+        canvas.title(f"not drawn: the arrays of {listed(others)}")
 
 
-def _draw_arrays(canvas: _Canvas, title: str, arrays: Sequence[Array], y: float) -> float:
-    if not arrays:
-        return y
-    canvas.title(MARGIN, y, title, ROOM)
-    kinds = list(alike(arrays))
-    cards = [functools.partial(_array_card, canvas, *kind) for kind in kinds[:MAX_ARRAYS]]
-    y = _cards(cards, y + 20)
-    hidden = len(kinds) - MAX_ARRAYS
-    if hidden > 0:
-        attribute = title.split()[0]
-        words = f"... and {hidden} more kinds: see plan.{attribute}"
-        y = canvas.lines(MARGIN, y - 8, [words]) + 12
-    return y
-
-
-def _cards(cards: Sequence[Card], y: float) -> float:
-    """Draw cards in two columns; return the bottom edge."""
-    for k in range(0, len(cards), 2):
-        bottoms = [card(MARGIN, y) for card in cards[k : k + 1]]
-        bottoms += [card(MARGIN + COLUMN + GAP, y) for card in cards[k + 1 : k + 2]]
-        y = max(bottoms) + 18
-    return y
-
-
-def _mesh_card(canvas: _Canvas, whole: _jax.AnyMesh | None, x: float, y: float) -> float:
+def _draw_mesh(canvas: _Canvas, whole: _jax.AnyMesh | None) -> None:
     mesh = canvas.mesh
-    canvas.title(x, y, "devices" if mesh is None else "mesh")
     if mesh is None or whole is None:
-        canvas.block(x, y + 20, 96, 32, [0], "one device")
-        canvas.text(x + 48, y + 40, "one device", 11, "on", text_anchor="middle")
-        return y + 52
+        canvas.title("one device")
+        return
+    canvas.title("mesh")
     if mesh is not whole:
         part = [f"{name} {size} of {whole.shape[name]}" for name, size in mesh.shape.items()]
-        y = canvas.lines(x, y + 14, [f"a corner: {listed(part)}"], COLUMN) - 2
-    coordinates = list(np.ndindex(*mesh.axis_sizes))
-
-    def tip(held: list[int]) -> str:
-        place = zip(mesh.axis_names, coordinates[held[0]])
-        words = listed(f"{name} = {at}" for name, at in place)
-        return f"device {canvas.ids[held[0]]}: {words}"
-
-    return _draw_grid(canvas, mesh_grid(mesh), x, y + 14, tip)
+        canvas.line(f"a corner: {listed(part)}", room=ROOM)
+    _draw_grid(canvas, mesh_array(mesh), "device")
 
 
-def _legend(canvas: _Canvas, arrays: Sequence[Array], x: float, y: float) -> float:
+def _draw_legend(canvas: _Canvas, calls: Sequence[Call]) -> None:
     """What the colours of blocks on several devices mean, as far as there are such blocks."""
-    shape = {} if canvas.mesh is None else dict(canvas.mesh.shape)
-    longest = max(shape, key=shape.__getitem__, default="")
+    if canvas.mesh is None:
+        return
+    shape = dict(canvas.mesh.shape)
+    longest = max(shape, key=shape.__getitem__)
     others = axes_name(tuple(axis for axis in shape if axis != longest))
     found: dict[str, list[int]] = {}
-    for block in sorted(_blocks(canvas, arrays)):
+    arrays: list[Array] = []
+    for call in calls:
+        arrays += [*call.arguments, *call.results]
+    for array in arrays:
+        holders = block_holders(array, canvas.mesh)
+        block = holders.reshape(-1, holders.shape[-1])[0].tolist()
         if 1 < len(block) < len(canvas.ids):
             hues = {canvas.colours[k][0] for k in block}
-            found.setdefault(others if len(hues) > 1 else longest, block)
+            axis = longest if len(hues) == 1 else others
+            found.setdefault(axis, block)
     if found:
-        canvas.title(x, y, "blocks on several devices")
+        canvas.title("blocks on several devices")
     for axis, block in found.items():
-        canvas.rect(x, y + 24, 14, 12, stroke="#374151", **canvas.fill(block))
-        canvas.text(x + 20, y + 34, f"the same place along {axis}", 11, "faint", room=COLUMN - 20)
-        y += 20
-    return y + 22
+        canvas.y += 17
+        fill = _shared([canvas.colours[k] for k in block])
+        canvas.rect(MARGIN, canvas.y - 10, 14, 12, stroke="#374151", fill=fill)
+        canvas.text(MARGIN + 20, canvas.y, f"the same place along {axis}", 11, "faint")
 
 
-def _blocks(canvas: _Canvas, arrays: Sequence[Array]) -> Iterator[list[int]]:
-    for array in arrays:
-        for _, cells in arrange(array, canvas.mesh).panels:
-            for row in cells:
-                yield from row
+def _draw_arrays(canvas: _Canvas, title: str, arrays: Sequence[Array]) -> None:
+    """Arrays in two columns."""
+    if not arrays:
+        return
+    canvas.title(title)
+    kinds = list(alike(arrays))
+    shown = kinds[:MAX_ARRAYS]
+    columns = MARGIN, MARGIN + COLUMN + GAP
+    for k in range(0, len(shown), 2):
+        top = canvas.y
+        bottom = top
+        for canvas.x, (name, array) in zip(columns, shown[k : k + 2]):
+            canvas.y = top
+            _draw_array(canvas, name, array)
+            bottom = max(bottom, canvas.y)
+        canvas.x = MARGIN
+        canvas.y = bottom + 8
+    hidden = len(kinds) - len(shown)
+    if hidden:
+        canvas.line(f"... and {hidden} more kinds: see plan.{title.split()[0]}", room=ROOM)
 
 
-def _array_card(canvas: _Canvas, name: str, array: Array, x: float, y: float) -> float:
-    grid = arrange(array, canvas.mesh)
-    canvas.text(x, y + 12, name, 12, "bold", room=COLUMN)
-    on_device = "" if array.spec is None else f"{array.device_type} on a device"
-    y = canvas.lines(x, y + 12, [array.type, on_device], COLUMN)
-
-    def tip(held: list[int]) -> str:
-        return f"{array.device_type} on device {ranges(canvas.ids[k] for k in held)}"
-
-    y = _draw_grid(canvas, grid, x, y, tip)
-    copies = len(grid.panels[0][1][0][0])
+def _draw_array(canvas: _Canvas, name: str, array: Array) -> None:
+    canvas.line(name, 12, "bold")
+    canvas.line(array.type)
+    if array.spec is not None:
+        canvas.line(f"{array.device_type} on a device")
+    _draw_grid(canvas, array, f"{array.device_type} on device")
+    copies = block_holders(array, canvas.mesh).shape[-1]
     if 1 < copies < len(canvas.ids):
-        y = canvas.lines(x, y, [f"each block on {copies} devices"], COLUMN)
-    return y
+        canvas.line(f"each block on {copies} devices")
 
 
-def _draw_grid(
-    canvas: _Canvas, grid: Grid, x: float, y: float, tip: Callable[[list[int]], str]
-) -> float:
-    """The names of dimensions, and the blocks, in proportion as far as their numbers can be read;
-    the bottom edge.
+def _draw_grid(canvas: _Canvas, array: Array, tip: str) -> None:
+    """The names of dimensions, and the blocks, in proportion as far as their numbers can be
+    read.
     """
-    down, across, others = grid.titles
-    heads = [f"↓ {down}" if down else "", f"→ {across}" if across else "", others]
-    y = canvas.lines(x, y, heads, COLUMN) + 6
-    cells = grid.panels[0][1]
-    rows = len(cells)
-    columns = len(cells[0])
-    width, height = _sides(grid, rows, columns)
-    w = width / columns
-    h = height / rows
+    grid = arrange(array, canvas.mesh)
+    for arrow, title in zip(("↓ ", "→ ", ""), grid.titles):
+        if title:
+            canvas.line(arrow + title)
+    width, height = _sides(grid)
     for label, cells in grid.panels:
         if label:
-            y = canvas.lines(x, y - 2, [label], COLUMN) + 5
-        for r, row in enumerate(cells):
-            for c, held in enumerate(row):
-                canvas.block(x + c * w, y + r * h, w, h, held, tip(held))
-        canvas.rect(x, y, width, height, class_="edge", stroke_width=1.6)
-        y += height + 4
-    return y
+            canvas.line(label)
+        canvas.y += 6
+        h = height / len(cells)
+        y = canvas.y
+        for row in cells:
+            x = canvas.x
+            w = width / len(row)
+            for held in row:
+                devices = ranges(canvas.ids[k] for k in held)
+                canvas.block(x, y, w, h, held, f"{tip} {devices}")
+                x += w
+            y += h
+        canvas.rect(canvas.x, canvas.y, width, height, class_="edge", stroke_width=1.6)
+        canvas.y += height
 
 
-def _sides(grid: Grid, rows: int, columns: int) -> tuple[float, float]:
+def _sides(grid: Grid) -> tuple[float, float]:
     """The width and the height of a drawing."""
+    cells = grid.panels[0][1]
     down, across = (max(size, 1) for size in grid.sizes)
-    has_sides = any(grid.titles[:2])
-    tall = LONG * min(1, down / across) if has_sides else SHORT
-    width = max(LONG * min(1, across / down), columns * 3 * BLOCK)
-    height = max(tall, rows * BLOCK, SHORT)
-    return min(width, COLUMN), min(height, LONG)
+    tall: float = SHORT
+    if any(grid.titles):
+        tall = LONG * min(1, down / across)
+    wide = LONG * min(1, across / down)
+    width = max(wide, len(cells[0]) * 3 * BLOCK)
+    height = max(tall, len(cells) * BLOCK, SHORT)
+    width = min(width, COLUMN)
+    height = min(height, LONG)
+    return width, height
 
 
-def _draw_transfers(
-    canvas: _Canvas, transfers: Sequence[Transfer], arrays: Sequence[Array], y: float
-) -> None:
-    """A bar for each distinct transfer, as long as its bytes, below its words and the arrays that
-    it joins.
-    """
-    if not transfers:
-        return
-    canvas.title(MARGIN, y, "what moves, in the order of the program", ROOM)
-    if len({t.derivative for t in transfers}) > 1:
-        canvas.keys(y + 32, {SENT: "for the function", BACK: "for its derivative"})
-        y += 20
-    y += 16
-    groups = list(by_key(transfers, _kind).values())
-    sent = [sum(t.counted for t in group) for group in groups]
-    largest = max(*sent, 1)
-    kinds = list(alike(arrays))
-    for group, count in zip(groups[:MAX_TRANSFERS], sent):
-        axes = set(group[0].axes)
-        joined = [name for name, array in kinds if not axes.isdisjoint(array.axes)]
-        y = canvas.lines(MARGIN, y + 4, [_described(group, count)], kind="")
-        if joined:
-            y = canvas.lines(MARGIN, y - 1, [f"joins parts of {listed(joined)}"])
-        else:
-            y -= 1
-        canvas.bar(y + 5, count / largest, 6, BACK if group[0].derivative else SENT)
-        y += 12
-    _draw_more(canvas, len(groups), "plan.transfers", y)
-
-
-def _kind(t: Transfer) -> Transfer:
-    """Equal for transfers that differ in the values that they carry, and in how often they run."""
-    times = None if t.times is None else min(t.times, 1)
-    return dataclasses.replace(t, bytes_sent=0, operand="", elements=None, times=times)
-
-
-def _described(group: Sequence[Transfer], sent: int) -> str:
-    """``all-reduce of batch over x: 1.5 KiB, 3 times (step.py:12)``"""
-    t = group[0]
-    times = sum_of_known(one.times for one in group)
-    words = t.kind
-    if t.axes:
-        words += f" of {listed(t.axes)}"
-    words += f" over {listed(t.mesh_axes)}: {show_bytes(sent)}"
-    if times is None:
-        words += ", each iteration"
-    elif times > 1:
-        words += f", {times} times"
-    return f"{words} ({t.where})" if t.where else words
-
-
-def _draw_more(canvas: _Canvas, count: int, where: str, y: float) -> None:
-    if count > MAX_TRANSFERS:
-        canvas.lines(MARGIN, y, [f"... and {count - MAX_TRANSFERS} more: see {where}"])
+def _draw_collectives(canvas: _Canvas, plan: Plan) -> None:
+    """A bar for each collective that sends something, as long as its bytes, below its words."""
+    canvas.title("what moves, in the order of the program")
+    if len({t.derivative for t in plan.transfers}) > 1:
+        canvas.keys({SENT: "for the function", BACK: "for its derivative"})
+    groups = alike_collectives(c for c in plan.collectives if c.transfers)
+    counts = [sum(c.bytes_counted for c in group) for group in groups]
+    largest = max(*counts, 1)
+    for group, count in zip(groups[:MAX_BARS], counts):
+        c = group[0]
+        words = f"{c.name}: {sent(group)}"
+        kind = BACK if c.derivative else SENT
+        if len(group) > 1:
+            words += f", {len(group)} times"
+        if c.where is not None:
+            words += f" ({c.where})"
+        canvas.line(words, kind="", room=ROOM)
+        canvas.line(c.became, room=ROOM)
+        canvas.bar(count / largest, kind)
+    canvas.more(len(groups), "plan.collectives")
 
 
 @svg.register
 def _(found: Candidates) -> str:
     """Two bars for each assignment that can be used: what a device holds, and all that it sends."""
     canvas = _Canvas()
-    y = MARGIN + 12
-    canvas.keys(y, {SENT: "bytes held", BACK: "bytes sent"})
-    usable = [c for c in found if c.refused is None]
-    sent = [sum(c.bytes_sent.values()) for c in usable]
-    held = [c.bytes_held or 0 for c in usable]
-    largest = max([*held, *sent, 1])
-    for c, holds, sends in zip(usable[:MAX_TRANSFERS], held, sent):
-        words = f"{c.name}: holds {show_bytes(holds)}, sends {show_bytes(sends)}"
+    canvas.keys({SENT: "bytes held", BACK: "bytes sent"})
+    usable = usable_of(found)
+    largest = max([max(_figures(c)) for c in usable], default=1)
+    for c in usable[:MAX_BARS]:
+        held, sends = _figures(c)
+        words = f"{c.name}: holds {show_bytes(held)}, sends {show_bytes(sends)}"
         if c.dominated:
             words += ", dominated"
-        y = canvas.lines(MARGIN, y + 8, [words], kind="faint" if c.dominated else "")
-        canvas.bar(y + 5, holds / largest, 5, SENT)
-        canvas.bar(y + 11, sends / largest, 5, BACK)
-        y += 12
-    _draw_more(canvas, len(usable), f"found[{MAX_TRANSFERS}:]", y + 4)
+        canvas.line(words, room=ROOM)
+        canvas.bar(held / largest, SENT)
+        canvas.bar(sends / largest, BACK)
+    canvas.more(len(usable), f"found[{MAX_BARS}:]")
     return canvas.document("what each assignment holds and sends")
+
+
+def _figures(c: Candidate) -> tuple[int, int]:
+    return c.bytes_held or 0, sum(c.bytes_sent.values())

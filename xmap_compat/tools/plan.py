@@ -11,20 +11,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax, api
-from xmap_compat.core.call import Declaration, PlacedCall, partition_spec, place_call
+from xmap_compat.core.arguments import Declaration
+from xmap_compat.core.call import PlacedCall, partition_spec, place_call
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.execute import execute
 from xmap_compat.core.mesh import check_mesh, entered
 from xmap_compat.core.named_shape import is_array
-from xmap_compat.core.nested import named_scopes
-from xmap_compat.core.placement import Placement, current_scope, enclosing_bodies
+from xmap_compat.core.nested.axes import calls_in
+from xmap_compat.core.placement import Placement, enclosing_bodies
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watcher, watching
 from xmap_compat.errors import described, no_devices
@@ -50,8 +52,7 @@ class Array:
     """An argument or a result.
 
     Attributes:
-      root: the argument that it is or belongs to, such as ``params``; ``result`` for results.
-      keys: the path from there, as in ``jax.tree_util.tree_flatten_with_path``.
+      path: ``params['w1']``, or ``result[0]``.
       dtype: its element type.
       shape: its global shape.
       axes: for each dimension the named axis, or None where it is positional.
@@ -59,18 +60,12 @@ class Array:
       device_shape: the shape of the part on each device.
     """
 
-    root: str
-    keys: tuple[Any, ...]
+    path: str
     dtype: Any
     shape: tuple[int, ...]
     axes: tuple[AxisName | None, ...]
     spec: PartitionSpec | None
     device_shape: tuple[int, ...]
-
-    @property
-    def path(self) -> str:
-        """``params['w1']``"""
-        return argument_path(self.keys, self.root)
 
     @property
     def type(self) -> str:
@@ -183,22 +178,22 @@ class Plan(Shown):
     @property
     def axes(self) -> tuple[Placement, ...]:
         """The named axes of all calls."""
-        return tuple(axis for call in self.calls for axis in call.axes)
+        return _of_all(call.axes for call in self.calls)
 
     @property
     def nested(self) -> tuple[Nested, ...]:
         """The calls of xmapped functions in the bodies of all calls."""
-        return tuple(nested for call in self.calls for nested in call.nested)
+        return _of_all(call.nested for call in self.calls)
 
     @property
     def arguments(self) -> tuple[Array, ...]:
         """The arguments of all calls."""
-        return tuple(array for call in self.calls for array in call.arguments)
+        return _of_all(call.arguments for call in self.calls)
 
     @property
     def results(self) -> tuple[Array, ...]:
         """The results of all calls."""
-        return tuple(array for call in self.calls for array in call.results)
+        return _of_all(call.results for call in self.calls)
 
     @property
     def bytes_held(self) -> int:
@@ -218,6 +213,10 @@ class Plan(Shown):
         :func:`xmap_compat.tools.transfers.sent_over`.
         """
         return sent_over(self.transfers, self.mesh)
+
+
+def _of_all(parts: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+    return tuple(itertools.chain.from_iterable(parts))
 
 
 # ---------------------------------------------------------------------------- making it
@@ -288,7 +287,7 @@ def plan_of_call(
 
     @functools.wraps(declared.fun, updated=())
     def call(*args):
-        made = place_call(declared, args) if placed is None else placed
+        made = placed or place_call(declared, args)
         watcher().traced(declared, made, args)
         return execute(made, jax.tree.leaves(args))
 
@@ -328,13 +327,10 @@ def _mesh(jaxpr: Any, calls: Iterable[Call]) -> _jax.AnyMesh | None:
     for call in calls:
         if call.mesh is not None:
             return call.mesh
-    scope = current_scope().mesh
     for eqn, _ in _jax.walk(jaxpr):
         found = _jax.read(eqn)
         if isinstance(found, _jax.ShardMap):
-            is_of_scope = scope is not None and dict(scope.shape) == dict(found.mesh.shape)
-            has_devices = isinstance(found.mesh, jax.sharding.Mesh)
-            return scope if is_of_scope and not has_devices else found.mesh
+            return found.mesh
     return None
 
 
@@ -352,7 +348,7 @@ def _call(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> C
 def _nested(jaxpr: Any) -> Iterator[Nested]:
     """Each nested call is at the call that holds its equations."""
     for eqn, around in _jax.walk(jaxpr):
-        calls = named_scopes.calls_in(str(eqn.source_info.name_stack))
+        calls = calls_in(str(eqn.source_info.name_stack))
         if not calls:
             continue
         positions = [position_of(outer) for outer in reversed(around)]
@@ -362,10 +358,9 @@ def _nested(jaxpr: Any) -> Iterator[Nested]:
 
 
 def _arguments(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Iterator[Array]:
-    roots = _parameter_names(declared.fun, len(args))
-    leaves = jax.tree_util.tree_leaves_with_path(args)
-    for ((at, *keys), leaf), spec in zip(leaves, placed.in_specs):
-        yield _array(roots[at.idx], keys, jax.typeof(leaf), spec, placed)
+    leaves = jax.tree.leaves(args)
+    for path, leaf, spec in zip(_paths(declared.fun, args), leaves, placed.in_specs):
+        yield _array(path, jax.typeof(leaf), spec, placed)
 
 
 def _paths(fun: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[str]:
@@ -379,10 +374,10 @@ def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
     name.
     """
     try:
-        parameters = inspect.signature(fun).parameters.values()
+        parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
-        parameters = ()
-    names = []
+        parameters = []
+    names: list[str] = []
     rest = "args"
     first = 0
     for parameter in parameters:
@@ -406,10 +401,10 @@ def _results(placed: PlacedCall) -> Iterator[Array]:
         for position, name in spec.names:
             shape.insert(position, placed.placements[name].size)
         whole = jax.ShapeDtypeStruct(shape, aval.dtype)
-        yield _array("result", keys, whole, spec, placed)
+        yield _array(argument_path(keys, "result"), whole, spec, placed)
 
 
-def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, placed: PlacedCall) -> Array:
+def _array(path: str, aval: Any, spec: AxisSpec, placed: PlacedCall) -> Array:
     shape = tuple(aval.shape)
     device_shape = list(shape)
     for position, name in spec.names:
@@ -419,7 +414,7 @@ def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, placed: Pl
         partition = partition_spec(spec, placed.placements)
     names = spec.name_at()
     axes = tuple(names.get(k) for k in range(len(shape)))
-    return Array(root, tuple(keys), aval.dtype, shape, axes, partition, tuple(device_shape))
+    return Array(path, aval.dtype, shape, axes, partition, tuple(device_shape))
 
 
 def _no_array_for_step(path: str, value: Any) -> TypeError:

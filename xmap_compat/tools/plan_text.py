@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from xmap_compat import _jax
 from xmap_compat.core.errors import axes_text
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.placement import Placement
-from xmap_compat.tools.plan import Array, Call, Plan
-from xmap_compat.tools.search import Candidate, Candidates
-from xmap_compat.tools.shown import axes_name
+from xmap_compat.tools.gathered import Gathered
+from xmap_compat.tools.plan import Array, Plan
+from xmap_compat.tools.search import Candidate, Candidates, usable_of
 from xmap_compat.tools.text import (
     WIDTH,
     Row,
     Rows,
+    axes_name,
     by_key,
     grouped,
     listed,
     plural,
+    sent_in_words,
     show_bytes,
     show_count,
     show_seconds,
@@ -32,8 +35,7 @@ from xmap_compat.tools.text import (
 )
 from xmap_compat.tools.transfers import Collective
 
-# A table fits a screen; attributes have all rows.
-MAX_CANDIDATES = 20
+MAX_CANDIDATES = 20  # a table fits a screen
 MAX_REFUSED = 5
 
 
@@ -45,39 +47,32 @@ def text(shown: Any) -> str:
 
 @text.register
 def _(plan: Plan) -> str:
-    arguments = [_array_row(a, call, plan) for call in plan.calls for a in call.arguments]
-    results = [_array_row(a, call, plan) for call in plan.calls for a in call.results]
-    gathered = [_gathered_row(g) for g in plan.gathered]
-    tables = [
-        _table("calls", ("axis", *_AXIS), list(_axis_rows(plan))),
-        _table("arguments", ("argument", *_ARRAY), arguments),
-        _table("results", ("result", *_ARRAY), results),
-        _table("gathered", ("gathered at entry", *_GATHERED), gathered),
-        _table("collectives", ("collective", *_COLLECTIVE), list(_collective_rows(plan))),
-    ]
-    title = f"plan of {plan.function}: {_show_mesh(plan.mesh)}"
+    parts = [_lines([f"plan of {plan.function}: {_show_mesh(plan.mesh)}"])]
+    for attribute, rows in _tables(plan).items():
+        if len(rows) > 1:
+            # A long table names the attribute that has all of it.
+            parts.append(_table(grouped(rows, f"plan.{attribute}")))
     held = f"each device holds {show_bytes(plan.bytes_held)} of arguments and results"
-    parts = [_lines([title]), *tables, _lines([held, _total(plan)])]
+    parts.append(_lines([held, _total(plan)]))
     if plan.compiled is not None:
+        rows = [("by XLA, for one device", "")]
         figures = {**plan.compiled.cost, **plan.compiled.memory}
-        rows = [_figure(name, count) for name, count in figures.items() if count]
-        parts.append(_joined([("by XLA, for one device", ""), *rows]))
-    return "\n\n".join(filter(None, parts))
-
-
-def _table(attribute: str, titles: Row, rows: Rows) -> str:
-    """A table, if it has rows; a long one names the attribute of the plan that has all of them."""
-    if not rows:
-        return ""
-    return _joined(grouped([titles, *rows], f"plan.{attribute}"))
-
-
-def _joined(rows: Rows) -> str:
-    return "\n".join(table(rows))
+        for name, count in figures.items():
+            show = show_bytes if "bytes" in name else show_count
+            rows.append((name, show(round(count))))
+        parts.append(_table(rows))
+    return "\n\n".join(parts)
 
 
 def _lines(lines: Iterable[str]) -> str:
-    return "\n".join(piece for line in lines for piece in wrapped(line, WIDTH))
+    pieces = []
+    for line in lines:
+        pieces.extend(wrapped(line, WIDTH))
+    return "\n".join(pieces)
+
+
+def _table(rows: Rows) -> str:
+    return "\n".join(table(rows))
 
 
 def _show_mesh(mesh: _jax.AnyMesh | None) -> str:
@@ -85,86 +80,91 @@ def _show_mesh(mesh: _jax.AnyMesh | None) -> str:
     if mesh is None:
         return "one device"
     platform = platform_of(mesh)
-    kind = f"{platform} device" if platform else "device"
+    kind = "device"
+    if platform:
+        kind = f"{platform} device"
     return f"mesh {axes_text(mesh.shape)} ({plural(mesh.size, kind)})"
 
 
-def _name(name: Any, call: Call, plan: Plan) -> str:
-    """A name of a call, where there are several calls with the name of the function."""
-    return str(name) if len(plan.calls) == 1 else f"{name} of {call.function}"
-
-
-_AXIS = ("size", "resources", "per device", "executed by")
-
-
-def _axis_rows(plan: Plan) -> Iterator[Row]:
+def _tables(plan: Plan) -> dict[str, Rows]:
+    """The tables of a plan, by the attributes that have their rows."""
+    axes: Rows = [("axis", "size", "resources", "per device", "executed by")]
+    titles = "type", "per device", "spec", "dimensions"
+    arguments: Rows = [("argument", *titles)]
+    results: Rows = [("result", *titles)]
     for call in plan.calls:
-        for axis in call.axes:
-            yield _name(axis.name, call, plan), *_axis_cells(axis)
+        # Names of several calls are told apart.
+        of = ""
+        if len(plan.calls) > 1:
+            of = f" of {call.function}"
+        axes.extend(_axis_row(axis, of) for axis in call.axes)
         for nested in call.nested:
-            for axis in nested.axes:
-                yield f"{axis.name} of {nested.function}", *_axis_cells(axis)
+            axes.extend(_axis_row(axis, f" of {nested.function}") for axis in nested.axes)
+        arguments.extend(_array_row(array, of) for array in call.arguments)
+        results.extend(_array_row(array, of) for array in call.results)
+    return {
+        "calls": axes,
+        "arguments": arguments,
+        "results": results,
+        "gathered": _gathered_rows(plan.gathered),
+        "collectives": _collective_rows(plan.collectives),
+    }
 
 
-def _axis_cells(axis: Placement) -> Row:
+def _axis_row(axis: Placement, of: str) -> Row:
     resources = [str(mesh_axis) for mesh_axis in axis.mesh_axes]
     for loop, length in zip(axis.loops, axis.loop_sizes):
-        is_anonymous = isinstance(loop, tuple)
-        resources.append(f"SerialLoop({length})" if is_anonymous else str(loop))
-    return str(axis.size), listed(resources) or "-", str(axis.device_size), _execution(axis)
-
-
-def _execution(axis: Placement) -> str:
-    """``shard_map over x, vmap of 3``"""
+        if isinstance(loop, tuple):  # it has no name
+            loop = f"SerialLoop({length})"
+        resources.append(str(loop))
     words = {
         "shard_map": f"shard_map over {listed(axis.mesh_axes)}",
         "loop": f"loop of {' x '.join(map(str, axis.loop_sizes))}",
         "vmap": f"vmap of {axis.local_size}",
     }
-    return listed(words[word] for word in axis.executed_by)
+    executed = listed(words[word] for word in axis.executed_by)
+    sizes = str(axis.size), listed(resources) or "-", str(axis.device_size)
+    return f"{axis.name}{of}", *sizes, executed
 
 
-_ARRAY = ("type", "per device", "spec", "dimensions")
+def _array_row(array: Array, of: str) -> Row:
+    dims = []
+    for name in array.axes:
+        dims.append("." if name is None else str(name))
+    types = array.type, array.device_type, show_spec(array.spec)
+    return f"{array.path}{of}", *types, f"[{listed(dims)}]"
 
 
-def _array_row(array: Array, call: Call, plan: Plan) -> Row:
-    dims = listed("." if name is None else name for name in array.axes)
-    spec = show_spec(array.spec)
-    return _name(array.path, call, plan), array.type, array.device_type, spec, f"[{dims}]"
+def _gathered_rows(found: Iterable[Gathered]) -> Rows:
+    rows: Rows = [("gathered at entry", "over", "bytes received", "remedy")]
+    for g in found:
+        rows.append((g.path, listed(g.mesh_axes), show_bytes(g.bytes_received), g.remedy))
+    return rows
 
 
-_GATHERED = ("over", "bytes received", "remedy")
-
-
-def _gathered_row(found: Any) -> Row:
-    return found.path, listed(found.mesh_axes), show_bytes(found.bytes_received), found.remedy
-
-
-_COLLECTIVE = ("times", "where", "became", "bytes sent")
-
-
-def _collective_rows(plan: Plan) -> Iterator[Row]:
+def _collective_rows(found: Iterable[Collective]) -> Rows:
     """A row for the collectives that come from one call of the user's and became the same."""
-
-    def key(found: Collective) -> Row:
-        name = found.primitive
-        if found.axes:
-            name += f" over {listed(found.axes)}"
-        if found.derivative:
-            name += ", derivative"
-        return name, str(found.where or ""), found.became
-
-    for (name, where, became), group in by_key(plan.collectives, key).items():
-        yield name, str(len(group)), where, became, _sent(group)
+    rows: Rows = [("collective", "times", "where", "became", "bytes sent")]
+    for group in alike_collectives(found):
+        c = group[0]
+        rows.append((c.name, str(len(group)), str(c.where or ""), c.became, sent(group)))
+    return rows
 
 
-def _sent(collectives: Iterable[Collective]) -> str:
-    transfers = [t for c in collectives for t in c.transfers]
-    if not transfers:
-        return "-"
-    total = show_bytes(sum(t.counted for t in transfers))
-    is_known = all(t.times is not None for t in transfers)
-    return total if is_known else f"{total} an iteration"
+def alike_collectives(found: Iterable[Collective]) -> list[list[Collective]]:
+    groups = by_key(found, lambda c: (c.name, c.where, c.became))
+    return list(groups.values())
+
+
+def sent(group: Iterable[Collective]) -> str:
+    """``18 B``, ``18 B an iteration`` or ``-``: what some collectives send."""
+    total = 0
+    each = ""
+    for collective in group:
+        total += collective.bytes_counted
+        if collective.bytes_sent is None:
+            each = " an iteration"
+    return f"{show_bytes(total)}{each}" if total else "-"
 
 
 def _total(plan: Plan) -> str:
@@ -179,31 +179,21 @@ def _total(plan: Plan) -> str:
     return total
 
 
-def sent_in_words(sent: Mapping[Any, int]) -> str:
-    """``1.5 KiB over x, 96 B over y``"""
-    words = [f"{show_bytes(n)} over {axes_name(axis)}" for axis, n in sent.items() if n]
-    return listed(words) or "nothing"
-
-
-def _figure(name: str, count: float) -> Row:
-    return name, show_bytes(round(count)) if "bytes" in name else show_count(count)
-
-
 # --------------------------------------------------------------------------- searches
 
 
 @text.register
 def _(found: Candidates) -> str:
-    usable = [c for c in found if c.refused is None]
+    usable = usable_of(found)
     parts = [_lines(_search_lines(found, usable))]
     if usable:
-        parts.append(_joined(_usable_rows(found, usable)))
+        parts.append(_table(_usable_rows(found, usable)))
     if len(usable) < len(found):
-        parts.append(_joined(_refused_rows(found)))
+        parts.append(_table(_refused_rows(found)))
     return "\n\n".join(parts)
 
 
-def _search_lines(found: Candidates, usable: list[Candidate]) -> Iterator[str]:
+def _search_lines(found: Candidates, usable: Sequence[Candidate]) -> Iterator[str]:
     is_run = any(c.seconds for c in usable)
     order = "the fastest first" if is_run else "the order is not a ranking"
     yield f"{plural(len(usable), 'assignment')} to {_show_mesh(found.mesh)}; {order}"
@@ -223,15 +213,13 @@ def _search_lines(found: Candidates, usable: list[Candidate]) -> Iterator[str]:
         yield found.ties
 
 
-def _usable_rows(found: Candidates, usable: list[Candidate]) -> Rows:
+def _usable_rows(found: Candidates, usable: Sequence[Candidate]) -> Rows:
     """The first candidates of a search, dominated ones last."""
-    over = list(dict.fromkeys(axes for c in usable for axes in c.bytes_sent))
-    cells = [_cells(c, found.compiled, over) for c in usable]
-    # A column of times only if some were measured.
-    titles = [name for name in cells[0] if any(row[name] for row in cells) or not name]
+    cells = [_cells(c, found) for c in usable]
+    titles = dict.fromkeys(itertools.chain(*cells))
     rows: Rows = [tuple(titles)]
     for row in cells[:MAX_CANDIDATES]:
-        rows.append(tuple(row[name] for name in titles))
+        rows.append(tuple(row.get(title, "-") for title in titles))
     hidden = len(usable) - MAX_CANDIDATES
     if hidden > 0:
         more = f"... and {hidden} more: see found[{MAX_CANDIDATES}:]"
@@ -239,16 +227,18 @@ def _usable_rows(found: Candidates, usable: list[Candidate]) -> Rows:
     return rows
 
 
-def _cells(c: Candidate, compiled: bool, over: list[Any]) -> dict[str, str]:
-    cells = {"": "-" if c.dominated else "", "axis_resources": c.name, "devices": str(c.devices)}
-    if compiled:
+def _cells(c: Candidate, found: Candidates) -> dict[str, str]:
+    cells = {"": "-" if c.dominated else ""}
+    cells["axis_resources"] = c.name
+    cells["devices"] = str(c.devices)
+    if found.compiled:
         cells["flops"] = show_count(c.flops or 0)
         cells["peak"] = show_bytes(c.peak)
     cells["held"] = show_bytes(c.bytes_held)
-    for axes in over:
-        sent = c.bytes_sent.get(axes)
-        cells[f"sent {axes_name(axes)}"] = show_bytes(sent) if sent else "-"
-    cells["median"] = "" if c.seconds is None else show_seconds(c.seconds)
+    for axes, count in c.bytes_sent.items():
+        cells[f"sent {axes_name(axes)}"] = show_bytes(count) if count else "-"
+    if c.seconds is not None:
+        cells["median"] = show_seconds(c.seconds)
     return cells
 
 

@@ -9,7 +9,8 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +23,8 @@ from xmap_compat.core.placement import current_scope, parse_axis_resources
 from xmap_compat.errors import no_devices
 from xmap_compat.tools.plan import Plan, compile_step, figures_of, plan_of_step
 from xmap_compat.tools.progress import progress
-from xmap_compat.tools.shown import Shown, axes_name
-from xmap_compat.tools.text import by_key, listed, show_bytes
+from xmap_compat.tools.shown import Shown
+from xmap_compat.tools.text import axes_name, by_key, listed, show_bytes
 from xmap_compat.tools.transfers import sent_over
 from xmap_compat.xmapped import declaration_of
 
@@ -117,7 +118,10 @@ class Candidates(Shown, Sequence[Candidate]):
     @property
     def ties(self) -> str:
         """Which measured candidates cannot be told from the fastest; empty if all can."""
-        fastest, *others = [c for c in self.found if c.seconds is not None] or [None]
+        measured = [c for c in self.found if c.seconds is not None]
+        if not measured:
+            return ""
+        fastest, *others = measured
         near = [c.name for c in others if _differ_by_noise(fastest, c)]
         if not near:
             return ""
@@ -183,7 +187,7 @@ def search(
         name = api.name_of(f_or_make)
         task = _Task(name, make, args, scope, fixed or {}, memory, compiled)
         assignments = progress(task.assignments(), "assignments")
-        found = _ranked([task.candidate(*alike) for alike in assignments])
+        found = _ranked(itertools.starmap(task.candidate, assignments))
         if measure:
             found = _ranked(task.measured(found, measure))
     return Candidates(scope, tuple(found), memory, compiled)
@@ -254,7 +258,7 @@ class _Task:
         has_own_shard_map = plan.mesh is not None and not any(known.values())
         self.kinds = dict(self.mesh.shape)
         if has_own_shard_map:
-            self.kinds = {axis: axis for axis in self.mesh.shape}
+            self.kinds = dict(zip(self.kinds, self.kinds))
 
     def _first_step(self) -> Callable[..., Any]:
         fixed = dict(self.fixed)
@@ -273,32 +277,36 @@ class _Task:
 
     def assignments(self) -> list[list[Resources]]:
         """Every assignment, beside those that only exchange equal mesh axes."""
-        sets: list[Any] = [()]
-        for count in range(1, len(self.kinds) + 1):
+        sets: list[Any] = [(), *self.kinds]
+        for count in range(2, len(self.kinds) + 1):
             sets.extend(itertools.combinations(self.kinds, count))
-        over = [chosen[0] if len(chosen) == 1 else chosen for chosen in sets]
-        choices = dict.fromkeys(self.names, over)
+        choices = dict.fromkeys(self.names, sets)
         kinds = list(self.kinds.values())
         most = LIMIT
         for kind in set(kinds):
             most *= math.factorial(kinds.count(kind))
-        if len(over) ** len(choices) > most:
+        if len(sets) ** len(choices) > most:
             choices = self._undominated(choices, most)
         every: list[Resources] = []
         for chosen in itertools.product(*choices.values()):
-            split = {name: axes for name, axes in zip(choices, chosen) if axes != ()}
-            every.append({**self.fixed, **split})
+            resources = dict(self.fixed)
+            for name, axes in zip(choices, chosen):
+                if axes != ():
+                    resources[name] = axes
+            every.append(resources)
         return list(by_key(every, self._exchanged).values())
 
     def _exchanged(self, resources: Resources) -> str:
         """An assignment with mesh axes named after their kind, in the order in which they occur."""
         names: dict[Any, Any] = {}
+        counts: Counter[Any] = Counter()
         found = {}
         for name, over in parse_axis_resources(resources).items():
             for axis in over:
                 if axis in self.kinds and axis not in names:
-                    alike = [a for a in names if self.kinds[a] == self.kinds[axis]]
-                    names[axis] = self.kinds[axis], len(alike)
+                    kind = self.kinds[axis]
+                    counts[kind] += 1
+                    names[axis] = kind, counts[kind]
             if over:
                 found[name] = [names.get(axis, axis) for axis in over]
         return repr(found)
@@ -308,10 +316,14 @@ class _Task:
         kept: dict[Any, list[Any]] = {}
         differences = {}
         for name, own in choices.items():
-            found = _ranked([self.candidate({**self.fixed, name: axes}) for axes in own])
-            possible = [c for c in found if c.bytes_held is not None]
-            kept[name] = [c.axis_resources[name] for c in possible if not c.dominated]
-            sent = [sum(c.bytes_sent.values()) for c in possible]
+            kept[name] = []
+            sent = []
+            for c in _ranked(self.candidate({**self.fixed, name: axes}) for axes in own):
+                if c.bytes_held is None:
+                    continue
+                sent.append(sum(c.bytes_sent.values()))
+                if not c.dominated:
+                    kept[name].append(c.axis_resources[name])
             differences[name] = max(sent) - min(sent)
         if math.prod(map(len, kept.values())) > most:
             proposed = min(differences, key=differences.__getitem__)
@@ -343,10 +355,10 @@ class _Task:
                 ignored.append(name)
         if ignored:
             raise _ignored_resources(ignored)
-        used = set()
+        used: set[Any] = set()
         for _, axes in placed:
             used.update(getattr(axis, "mesh_axis", axis) for axis in axes)
-        devices = math.prod(self.mesh.shape[axis] for axis in used)
+        devices = math.prod(size for axis, size in self.mesh.shape.items() if axis in used)
         sent = sent_over(plan.transfers, self.mesh)
         return dataclasses.replace(
             found, devices=devices, bytes_held=plan.bytes_held, bytes_sent=sent
@@ -367,15 +379,15 @@ class _Task:
         """
         done = list(found)
         compiled = {}
-        usable = [k for k, c in enumerate(found) if c.refused is None]
-        for k in usable[:count]:
+        for c in usable_of(found)[:count]:
+            k = done.index(c)
             try:
                 step = compile_step(self.make(dict(found[k].axis_resources)), self.args)
                 _seconds(step, self.args)
                 compiled[k] = step
             except Exception as error:  # too little memory, or an argument that is elsewhere
                 done[k] = dataclasses.replace(found[k], refused=str(error) or repr(error))
-        times: dict[int, list[float]] = {k: [] for k in compiled}
+        times = defaultdict(list)
         for _ in progress(range(ROUNDS), "rounds of calls"):
             for k, step in compiled.items():
                 times[k].append(_seconds(step, self.args))
@@ -383,6 +395,10 @@ class _Task:
             low, middle, high = statistics.quantiles(own, n=4)
             done[k] = dataclasses.replace(found[k], seconds=middle, noise=(high - low) / 2)
         return done
+
+
+def usable_of(found: Iterable[Candidate]) -> list[Candidate]:
+    return [c for c in found if c.refused is None]
 
 
 def _placed(plan: Plan) -> list[tuple[Any, tuple[Any, ...]]]:
@@ -393,9 +409,10 @@ def _placed(plan: Plan) -> list[tuple[Any, tuple[Any, ...]]]:
     return [(axis.name, axis.mesh_axes) for axis in axes]
 
 
-def _ranked(found: Sequence[Candidate]) -> list[Candidate]:
+def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates in order, and which of them are dominated."""
-    usable = [c for c in found if c.refused is None]
+    found = list(candidates)
+    usable = usable_of(found)
     judged = []
     for candidate in found:
         dominated = any(other.beats(candidate) for other in usable)
@@ -411,8 +428,9 @@ def _seconds(compiled: Any, args: Any) -> float:
     """The seconds of one call, whose arguments are copies, because the step may donate them."""
 
     def as_array(value: Any) -> Any:
-        is_type = isinstance(value, jax.ShapeDtypeStruct)
-        return jnp.zeros(value.shape, value.dtype) if is_type else value
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return jnp.zeros(value.shape, value.dtype)
+        return value
 
     given = jax.tree.map(as_array, args)
     given = jax.device_put(given, compiled.input_shardings[0], may_alias=False)

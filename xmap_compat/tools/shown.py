@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from xmap_compat import _jax
+from xmap_compat.tools.text import axes_name
 
 
 def _view(name: str) -> Any:
@@ -47,13 +48,6 @@ class Shown:
         return plain(self)
 
 
-def axes_name(axes: Any) -> str:
-    """``x``, or ``x+y`` for a tuple."""
-    if isinstance(axes, tuple):
-        return "+".join(map(str, axes))
-    return str(axes)
-
-
 def plain(value: Any) -> Any:
     """A value as dictionaries, lists, numbers and strings; a mesh as the sizes of its axes."""
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -69,7 +63,9 @@ def plain(value: Any) -> Any:
 
 def _attributes(value: Any) -> list[str]:
     """The fields and properties of a dataclass."""
-    names = [field.name for field in dataclasses.fields(value)]
+    names = []
+    for field in dataclasses.fields(value):
+        names.append(field.name)
     for name, attribute in vars(type(value)).items():
         if isinstance(attribute, property):
             names.append(name)

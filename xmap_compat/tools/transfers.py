@@ -65,14 +65,18 @@ class Transfer:
     @property
     def total(self) -> int | None:
         """The bytes that each device sends for it in a call; None in a while loop."""
-        return None if self.times is None else self.bytes_sent * self.times
+        if self.times is None:
+            return None
+        return self.bytes_sent * self.times
 
     @property
     def counted(self) -> int:
         """The bytes that each device sends for it in a call; a while loop counts as one
         iteration.
         """
-        return self.bytes_sent if self.total is None else self.total
+        if self.times is None:
+            return self.bytes_sent
+        return self.bytes_sent * self.times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,16 +102,36 @@ class Collective:
     transfers: tuple[Transfer, ...]
 
     @property
+    def name(self) -> str:
+        """``psum over batch, derivative``"""
+        name = self.primitive
+        if self.axes:
+            name += f" over {listed(self.axes)}"
+        if self.derivative:
+            name += ", derivative"
+        return name
+
+    @property
     def bytes_sent(self) -> int | None:
         """The bytes that each device sends in a call, with all iterations and branches; None in a
         while loop.
         """
         return total_bytes(self.transfers)
 
+    @property
+    def bytes_counted(self) -> int:
+        """The same, where a while loop counts as one iteration."""
+        return sum(t.counted for t in self.transfers)
+
 
 def total_bytes(transfers: Iterable[Transfer]) -> int | None:
     """The bytes that each device sends for some transfers; None if they depend on a while loop."""
-    return sum_of_known(t.total for t in transfers)
+    total = 0
+    for transfer in transfers:
+        if transfer.total is None:
+            return None
+        total += transfer.total
+    return total
 
 
 def sent_over(transfers: Iterable[Transfer], mesh: _jax.AnyMesh | None) -> dict[Any, int]:
@@ -116,25 +140,15 @@ def sent_over(transfers: Iterable[Transfer], mesh: _jax.AnyMesh | None) -> dict[
 
     A transfer over several axes at once counts for the tuple of these, in the order of the mesh.
     """
-    axes = () if mesh is None else mesh.axis_names
+    axes = getattr(mesh, "axis_names", ())
     sent: dict[Any, int] = dict.fromkeys(axes, 0)
     for transfer in transfers:
-        others = set(transfer.mesh_axes).difference(axes)
         over = [axis for axis in axes if axis in transfer.mesh_axes]
-        over.extend(sorted(others, key=str))
-        key = over[0] if len(over) == 1 else tuple(over)
+        key = tuple(over or transfer.mesh_axes)
+        if len(key) == 1:
+            key = key[0]
         sent[key] = sent.get(key, 0) + transfer.counted
     return sent
-
-
-def sum_of_known(counts: Iterable[int | None]) -> int | None:
-    """The sum of counts; None if one of them is None."""
-    total = 0
-    for count in counts:
-        if count is None:
-            return None
-        total += count
-    return total
 
 
 # ------------------------------------------------------------- what each equation leaves
@@ -143,108 +157,88 @@ _EQUATION = "xmap_compat_equation_"
 _CALL = "xmap_compat_call_"
 
 
-def _number(prefix: str, stack: str) -> int | None:
-    """The number in the innermost named scope that begins with a prefix."""
-    numbers = re.findall(rf"{prefix}(\d+)", stack)
-    return int(numbers[-1]) if numbers else None
-
-
 @dataclasses.dataclass(frozen=True)
-class _Origin:
-    """What an operation is of.
+class _Source:
+    """What an operation comes from: an equation of a named program, or a call around it.
 
     Attributes:
-      number: of an equation of a named program; None for a transfer that belongs to none.
-      primitive, axes, where, derivative: see :class:`Collective`.
+      number: of the equation; None for a transfer that comes from none.
+      primitive, axes, where: see :class:`Collective`.
+      placements: where the named axes lie.
     """
 
     number: int | None
     primitive: str
     axes: tuple[AxisName, ...]
     where: Position | None
-    derivative: bool
-
-
-_NAMES = {name: {"reduce_scatter": "psum_scatter"}.get(name, name) for name in COLLECTIVES}
-
-
-@dataclasses.dataclass(frozen=True)
-class _NumberedEquation:
-    """An equation of the named program that may have left collectives in the staged one."""
-
-    number: int
-    eqn: Any
-    where: Position | None
-    placements: Mapping[AxisName, Placement]
+    placements: Mapping[AxisName, Placement] = dataclasses.field(compare=False)
 
     @property
-    def primitive(self) -> str:
-        return str(self.eqn.primitive.name)
-
-    @property
-    def axes(self) -> tuple[AxisName, ...]:
-        """The named axes that it mentions, if it is a collective."""
-        if self.primitive not in COLLECTIVES:
-            return ()
-        return mentioned_names(self.eqn.params)
-
-    def origin(self, derivative: bool) -> _Origin:
-        return _Origin(self.number, self.primitive, self.axes, self.where, derivative)
+    def is_collective(self) -> bool:
+        return self.primitive in COLLECTIVES
 
     def axes_of(self, mesh_axes: Sequence[Any]) -> tuple[AxisName, ...]:
-        """The named axes that a transfer over these mesh axes is for."""
-        split = _split_over(self.placements, mesh_axes)
+        """The named axes that a transfer over some mesh axes is for."""
+        split = []
+        for name, placement in self.placements.items():
+            # The mesh axes of a nested xmap are named axes of the outer one.
+            over = {getattr(axis, "mesh_axis", axis) for axis in placement.mesh_axes}
+            if not isinstance(name, MeshAxis) and not over.isdisjoint(mesh_axes):
+                split.append(name)
         own = []
         for name in self.axes:
             if isinstance(name, MeshAxis):
                 own.append(name.taken_by)
             elif name in split:
                 own.append(name)
-        return tuple(own) or split
-
-
-def _split_over(
-    placements: Mapping[AxisName, Placement], mesh_axes: Sequence[Any]
-) -> tuple[AxisName, ...]:
-    """The named axes that are split over some of these mesh axes."""
-    found = []
-    for name, placement in placements.items():
-        # The mesh axes of a nested xmap are named axes of the outer one.
-        own = {getattr(axis, "mesh_axis", axis) for axis in placement.mesh_axes}
-        if not isinstance(name, MeshAxis) and not own.isdisjoint(mesh_axes):
-            found.append(name)
-    return tuple(found)
+        return tuple(own or split)
 
 
 class Scopes:
-    """The named scopes of equations and calls, which tell what an operation is of."""
+    """The named scopes of calls and equations, which tell what an operation comes from."""
 
     def __init__(self) -> None:
-        self.equations: dict[Any, _NumberedEquation] = {}
-        self.calls: list[Mapping[AxisName, Placement]] = []
-        self._around: list[tuple[int, Position | None]] = []
+        self.equations: list[_Source] = []
+        self._calls: list[_Source] = []
+        self._known: dict[Any, _Source] = {}
+        self._around: list[Any] = []
 
     def around_call(self, placed: PlacedCall) -> contextlib.AbstractContextManager[Any]:
-        """The named scope of a call, for operations that come from none of its equations."""
-        self.calls.append(placed.placements)
-        return jax.named_scope(f"{_CALL}{len(self.calls) - 1}")
+        """The scope of a call, for operations that come from none of its equations."""
+        self._calls.append(_Source(None, "", (), None, placed.placements))
+        return jax.named_scope(f"{_CALL}{len(self._calls) - 1}")
 
     @contextlib.contextmanager
     def around_equation(self, eqn: Any, placements: Mapping[AxisName, Placement]) -> Iterator[None]:
-        """The named scope of an equation; an equation in a function that is called twice has
-        two.
-        """
-        where = position_of(eqn)
-        if where is None and self._around:
-            where = self._around[-1][1]
-        self._around.append((id(eqn), where))
-        numbered = _NumberedEquation(len(self.equations), eqn, where, placements)
-        known = self.equations.setdefault(tuple(self._around), numbered)
+        """The scope of an equation; an equation in a function that is called twice has two."""
+        self._around.append(eqn)
+        key = tuple(map(id, self._around))
+        if key not in self._known:
+            source = self._source(eqn, placements)
+            self._known[key] = source
+            self.equations.append(source)
         try:
-            with jax.named_scope(f"{_EQUATION}{known.number}"):
+            with jax.named_scope(f"{_EQUATION}{self._known[key].number}"):
                 yield
         finally:
             self._around.pop()
+
+    def _source(self, eqn: Any, placements: Mapping[AxisName, Placement]) -> _Source:
+        primitive = str(eqn.primitive.name)
+        axes: tuple[AxisName, ...] = ()
+        if primitive in COLLECTIVES:
+            axes = mentioned_names(eqn.params)
+        positions = map(position_of, reversed(self._around))
+        where = next(filter(None, positions), None)
+        return _Source(len(self.equations), primitive, axes, where, placements)
+
+    def source_of(self, stack: str) -> _Source | None:
+        """The innermost equation of some named scopes, or else the innermost call."""
+        for prefix, sources in ((_EQUATION, self.equations), (_CALL, self._calls)):
+            numbers = re.findall(rf"{prefix}(\d+)", stack)
+            if numbers:
+                return sources[int(numbers[-1])]
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,38 +293,41 @@ _LOCAL = {
 }
 
 
+Done = tuple[_Source, bool, Transfer | str]  # for what, for its derivative, what a device does
+
+
 class Reader:
     """Reads what the operations of a staged program do, if somebody wants to know."""
 
     def __init__(self, program: StagedProgram, scopes: Scopes) -> None:
         self._scopes = scopes
-        self._equations = list(scopes.equations.values())
         self._moved: set[Any] = set()
-        self._with_indices: set[int] = set()
-        self._steps = list(self._read(program, 1, False))
+        self._with_indices: set[_Source] = set()
+        self._done = list(self._read(program, 1, False))
 
     def transfers(self) -> tuple[Transfer, ...]:
         """All transfers, in the order of the program."""
-        return tuple(what for _, what in self._steps if isinstance(what, Transfer))
+        return tuple(what for *_, what in self._done if isinstance(what, Transfer))
 
     def collectives(self) -> tuple[Collective, ...]:
         """The collectives of the named programs, those of derivatives, and other transfers."""
-        done: dict[_Origin, list[Transfer | str]] = {}
-        for equation in self._equations:
-            done[equation.origin(False)] = []
-        for origin, what in self._steps:
-            done.setdefault(origin, []).append(what)
-        found = {origin: _collective(origin, steps) for origin, steps in done.items()}
-        # A collective that the user's function has for its own derivative only.
-        for origin in list(found):
-            function = dataclasses.replace(origin, derivative=False)
-            if origin.derivative and found[origin].transfers and not done.get(function):
-                found.pop(function, None)
-        return tuple(c for origin, c in found.items() if _is_shown(origin, c))
+        steps: dict[Any, list[Transfer | str]] = {}
+        for source in self._scopes.equations:
+            steps[source, False] = []
+        for source, derivative, what in self._done:
+            steps.setdefault((source, derivative), []).append(what)
+        found = []
+        for (source, derivative), own in steps.items():
+            collective = _collective(source, derivative, own)
+            # What a collective does on one device is shown for the function or for its derivative.
+            has_other = bool(steps.get((source, not derivative)))
+            is_hidden = has_other and (derivative or not own)
+            is_named = source.is_collective and not is_hidden
+            if is_named or collective.transfers:
+                found.append(collective)
+        return tuple(found)
 
-    def _read(
-        self, program: StagedProgram, times: int | None, conditional: bool
-    ) -> Iterator[tuple[_Origin, Transfer | str]]:
+    def _read(self, program: StagedProgram, times: int | None, conditional: bool) -> Iterator[Done]:
         for operation in program.operations:
             if operation.eqn is None:
                 continue
@@ -345,127 +342,105 @@ class Reader:
             for branch in operation.branches:
                 yield from self._read(branch, inside, in_branch)
 
-    def _equation_of(self, operation: Operation) -> _NumberedEquation | None:
-        number = _number(_EQUATION, operation.stack)
-        return None if number is None else self._equations[number]
-
-    def _local(self, operation: Operation) -> Iterator[tuple[_Origin, str]]:
+    def _local(self, operation: Operation) -> Iterator[Done]:
         """What an operation does on one device, if it is a part of a collective."""
-        equation = self._equation_of(operation)
-        if equation is None or equation.primitive not in COLLECTIVES:
+        source = self._scopes.source_of(operation.stack)
+        if source is None or not source.is_collective:
             return
         words = _LOCAL.get(operation.name)
         if operation.name in _INDICES:
-            self._with_indices.add(equation.number)
+            self._with_indices.add(source)
         # Indices are multiplied too.
-        if operation.name == "mul" and equation.number not in self._with_indices:
+        if operation.name == "mul" and source not in self._with_indices:
             words = _product(operation)
         if words is not None and operation.eqn.params.get("axes") != ():
-            yield equation.origin("transpose(" in operation.stack), words
+            yield source, "transpose(" in operation.stack, words
 
     def _moving(
         self, operation: Operation, program: StagedProgram, times: int | None, conditional: bool
-    ) -> Iterator[tuple[_Origin, Transfer | str]]:
+    ) -> Iterator[Done]:
         """A collective as a transfer, if it crosses devices."""
         mesh_axes = _crossing(operation)
         devices = math.prod(operation.body.mesh_shape[axis] for axis in mesh_axes)
         if devices == 1:
             return
-        equation = self._equation_of(operation)
         kind = KINDS[operation.name]
         types = [v.aval for v in operation.operands]
-        operand = listed(short_type(a.dtype, a.shape) for a in types)
+        size = sum(map(bytes_of, types))
         elements = None
         if kind == "ppermute" and types[0].shape:
             elements = types[0].shape[0]
+        source = self._scopes.source_of(operation.stack)
+        axes: tuple[AxisName, ...] = ()
+        where = position_of(operation.eqn)
+        if source is not None:
+            axes = source.axes_of(mesh_axes)
+            where = source.where or where
+        if source is None or source.number is None:
+            source = _Source(None, kind, axes, where, {})
         transfer = Transfer(
             kind,
             mesh_axes,
             devices,
-            operand,
+            listed(short_type(a.dtype, a.shape) for a in types),
             elements,
-            bytes_sent(kind, sum(map(bytes_of, types)), devices),
+            bytes_sent(kind, size, devices),
             times,
             conditional,
-            self._is_derivative(operation, operand),
-            self._axes(operation, mesh_axes),
-            position_of(operation.eqn),
+            self._is_derivative(operation),
+            axes,
+            where,
         )
-        if equation is None:
-            origin = _Origin(None, kind, transfer.axes, transfer.where, transfer.derivative)
-        else:
-            transfer = dataclasses.replace(transfer, where=equation.where or transfer.where)
-            origin = equation.origin(transfer.derivative)
-        yield origin, REPEATED if operation in program.repeated else transfer
+        is_repeated = operation in program.repeated
+        yield source, transfer.derivative, REPEATED if is_repeated else transfer
 
-    def _axes(self, operation: Operation, mesh_axes: tuple[Any, ...]) -> tuple[AxisName, ...]:
-        """The named axes that a transfer is for."""
-        equation = self._equation_of(operation)
-        axes = () if equation is None else equation.axes_of(mesh_axes)
-        call = _number(_CALL, operation.stack)
-        if axes or call is None:
-            return axes
-        return _split_over(self._scopes.calls[call], mesh_axes)
-
-    def _is_derivative(self, operation: Operation, operand: str) -> bool:
+    def _is_derivative(self, operation: Operation) -> bool:
         """Forward mode stages an operation twice, for the value and then for its tangent."""
-        number = _number(_EQUATION, operation.stack)
-        key = operation.body, number, operation.name, str(operation.eqn.params), operand
+        source = self._scopes.source_of(operation.stack)
+        types = [str(v.aval) for v in operation.operands]
+        key = operation.body, source, operation.name, str(operation.eqn.params), *types
         is_second = key in self._moved
         self._moved.add(key)
         is_tangent = is_second and "jvp(" in operation.stack
         return is_tangent or "transpose(" in operation.stack
 
 
-def _is_shown(origin: _Origin, found: Collective) -> bool:
-    is_collective = origin.number is not None and found.primitive in _NAMES.values()
-    return bool(found.transfers) or (is_collective and not found.derivative)
-
-
-def _collective(origin: _Origin, steps: Sequence[Transfer | str]) -> Collective:
-    words = _words(steps)
-    if origin.primitive == "while":
+def _collective(source: _Source, derivative: bool, steps: Sequence[Transfer | str]) -> Collective:
+    words = list(dict.fromkeys(map(_in_words, steps)))
+    if source.primitive == "while":
         words.insert(0, "agreement of the devices to go on")
     if words != [RESHAPED]:
-        words = [word for word in words if word != RESHAPED]
+        words = list(filter(RESHAPED.__ne__, words))
     became = ", ".join(words) or "nothing to do"
     transfers = tuple(what for what in steps if isinstance(what, Transfer))
-    name = _NAMES.get(origin.primitive, origin.primitive)
-    return Collective(name, origin.axes, origin.where, origin.derivative, became, transfers)
+    name = source.primitive
+    if source.is_collective:
+        name = COLLECTIVES[name].called
+    return Collective(name, source.axes, source.where, derivative, became, transfers)
 
 
-def _words(steps: Iterable[Transfer | str]) -> list[str]:
-    """Steps in words; transfers that differ in the values that they carry are one."""
-    times: dict[tuple[str, bool], int | None] = {}
-    for what in steps:
-        if isinstance(what, str):
-            times[what, False] = 1
-        else:
-            key = _phrase(what), what.conditional
-            times[key] = sum_of_known([times.get(key, 0), what.times])
-    words = []
-    for (phrase, conditional), count in times.items():
-        if count is None:
-            phrase += " (each iteration)"
-        elif count > 1:
-            phrase += f" ({count} times)"
-        if conditional:
-            phrase += " (in a branch)"
-        words.append(phrase)
+def _in_words(what: Transfer | str) -> str:
+    if isinstance(what, str):
+        return what
+    words = what.kind
+    if what.elements is not None:
+        words += f" of {plural(what.elements, 'element')}"
+    words += f" over {listed(what.mesh_axes)}"
+    if what.times is None:
+        words += " (each iteration)"
+    elif what.times > 1:
+        words += f" ({what.times} times)"
+    if what.conditional:
+        words += " (in a branch)"
     return words
-
-
-def _phrase(transfer: Transfer) -> str:
-    kind = transfer.kind
-    if transfer.elements is not None:
-        kind = f"ppermute of {plural(transfer.elements, 'element')}"
-    return f"{kind} over {listed(transfer.mesh_axes)}"
 
 
 def _product(operation: Operation) -> str | None:
     """A sum over an axis that a value does not vary over is a multiplication by its size."""
     factors = [v.val for v in operation.eqn.invars if isinstance(v, _jax.Literal)]
-    return f"times {int(np.real(factors[0]))}" if len(factors) == 1 else None
+    if len(factors) != 1:
+        return None
+    return f"times {int(np.real(factors[0]))}"
 
 
 def _crossing(operation: Operation) -> tuple[Any, ...]:

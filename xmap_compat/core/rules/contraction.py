@@ -23,6 +23,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
+from xmap_compat.core.collectives import collective, reduced
 from xmap_compat.core.device import DeviceView, cast_to, sum_devices, times_elements
 from xmap_compat.core.parameters import Params
 from xmap_compat.core.values import NamedValue
@@ -271,6 +272,7 @@ _contraction_p = _jax.define_named_primitive(
 )
 
 
+@collective("pdot", reduced, joint=True, counts=True)
 def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedValue:
     """``pdot``: one contraction of the device's data, then one all-reduce of the result."""
     own = view.own(params["axes"])
@@ -319,6 +321,3 @@ def canonical_precision(precision: Any) -> Any:
     except ValueError:
         wanted = "None, 'default', 'high', 'highest', or a value that jax.lax.dot_general takes"
         raise errors.should_be("The precision", wanted, precision, ValueError) from None
-
-
-TRANSLATIONS = {"pdot": _contract}

@@ -16,7 +16,8 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.batch import apply_positional, device_index, index_of
+from xmap_compat.core.collectives import collective, varied
 from xmap_compat.core.device import (
     DeviceView,
     Factor,
@@ -25,8 +26,8 @@ from xmap_compat.core.device import (
     own_parts,
     times_elements,
 )
-from xmap_compat.core.indices import device_index, index_of
-from xmap_compat.core.parameters import Params, axis_names
+from xmap_compat.core.parameters import Params, axis_names, check_permutation
+from xmap_compat.core.rules.groups import exchanged_in_groups
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import (
     NamedValue,
@@ -38,6 +39,21 @@ from xmap_compat.core.values import (
 )
 
 
+def _scattered_in_group(members, place, params):
+    at = params["scatter_dimension"]
+    total = lax.reduce_sum(members, (0,))
+    width = total.shape[at] // len(members)
+    chunk = lax.dynamic_slice_in_dim(total, place * width, width, at)
+    return chunk if params["tiled"] else lax.squeeze(chunk, (at,))
+
+
+@collective(
+    "reduce_scatter",
+    varied,
+    "psum_scatter",
+    counts=True,
+    in_groups=exchanged_in_groups(_scattered_in_group),
+)
 def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """``lax.psum_scatter``: a local sum, then one reduce-scatter."""
     names, position = axis_names(params), params["scatter_dimension"]
@@ -93,6 +109,14 @@ def _merge_leading(data, count):
     return _jax.reshaped(data, (math.prod(data.shape[:count]), *data.shape[count:]))
 
 
+def _traded_in_group(members, place, params):
+    at = 1 + params["split_axis"]
+    width = members.shape[at] // len(members)
+    chunks = lax.dynamic_slice_in_dim(members, place * width, width, at)
+    return jnp.concatenate(list(chunks), params["concat_axis"])
+
+
+@collective("all_to_all", varied, in_groups=exchanged_in_groups(_traded_in_group))
 def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """The primitive behind ``lax.all_to_all``, which is always tiled: one exchange between devices.
 
@@ -155,6 +179,7 @@ def _exchange(view, value, names, split):
     return NamedValue(data, dims, value.names)
 
 
+@collective("ppermute", varied, check=check_permutation)
 def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """``lax.ppermute``: move elements between positions of the axes; positions that receive nothing
     are zero.
@@ -312,10 +337,3 @@ def _matching(pairs):
             receivers.add(destination)
             matched.append((source, destination))
     return matched
-
-
-TRANSLATIONS = {
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "ppermute": _ppermute,
-}

@@ -9,18 +9,16 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.batch import apply_positional, index_of
 from xmap_compat.core.device import DeviceView, gather_over
-from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.values import NamedValue
 
-_InGroups = Callable[[DeviceView, Params, NamedValue], NamedValue]
+InGroups = Callable[[DeviceView, Params, NamedValue], NamedValue]
 
 
-def _reduce(reduce: Callable[..., Any]) -> _InGroups:
+def reduced_in_groups(reduce: Callable[..., Any]) -> InGroups:
     """A reduction within groups: each element reduces all groups, and takes the result of its
     own.
     """
@@ -39,7 +37,7 @@ def _reduce(reduce: Callable[..., Any]) -> _InGroups:
     return in_groups
 
 
-def _exchange(finish: Callable[..., Any]) -> _InGroups:
+def exchanged_in_groups(finish: Callable[..., Any]) -> InGroups:
     """An exchange within groups: ``finish`` makes an element's result of its group's slices and its
     place there.
     """
@@ -62,35 +60,3 @@ def _exchange(finish: Callable[..., Any]) -> _InGroups:
         )
 
     return in_groups
-
-
-def _gathered(members, place, params):
-    at = params["all_gather_dimension"]
-    members = jnp.moveaxis(members, 0, at)
-    return lax.collapse(members, at, at + 2) if params["tiled"] else members
-
-
-def _scattered(members, place, params):
-    at = params["scatter_dimension"]
-    total = lax.reduce_sum(members, (0,))
-    width = total.shape[at] // len(members)
-    chunk = lax.dynamic_slice_in_dim(total, place * width, width, at)
-    return chunk if params["tiled"] else lax.squeeze(chunk, (at,))
-
-
-def _traded(members, place, params):
-    at = 1 + params["split_axis"]
-    width = members.shape[at] // len(members)
-    return jnp.concatenate(
-        list(lax.dynamic_slice_in_dim(members, place * width, width, at)), params["concat_axis"]
-    )
-
-
-IN_GROUPS = {
-    "psum": _reduce(lax.reduce_sum),
-    "pmax": _reduce(lax.reduce_max),
-    "pmin": _reduce(lax.reduce_min),
-    "all_gather": _exchange(_gathered),
-    "reduce_scatter": _exchange(_scattered),
-    "all_to_all": _exchange(_traded),
-}

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.batch import apply_positional, index_of
+from xmap_compat.core.collectives import collective, reduced
 from xmap_compat.core.device import (
     DeviceView,
     cast_data,
@@ -19,8 +20,8 @@ from xmap_compat.core.device import (
     sum_devices,
     times_elements,
 )
-from xmap_compat.core.indices import index_of
-from xmap_compat.core.parameters import Params, axis_names, positions
+from xmap_compat.core.parameters import Params, axis_names, check_source, positions
+from xmap_compat.core.rules.groups import reduced_in_groups
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import NamedValue, is_smooth
 
@@ -130,6 +131,7 @@ min_over = _extremum_over(
 )
 
 
+@collective("pbroadcast", reduced, check=check_source)
 def _pbroadcast(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """``lax.pbroadcast``: every element takes the value of the one at index ``source``."""
     names = axis_names(params)
@@ -146,13 +148,16 @@ def _pbroadcast(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
     return dataclasses.replace(source, data=source.data.astype(np.bool_)) if is_bool else source
 
 
-def _over_axes(reduce: Callable) -> Callable:
-    return lambda view, params, value: reduce(view, value, axis_names(params), positions(params))
+@collective("psum", reduced, reduces=True, counts=True, in_groups=reduced_in_groups(lax.reduce_sum))
+def _psum(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
+    return sum_over(view, value, axis_names(params), positions(params))
 
 
-TRANSLATIONS = {
-    "psum": _over_axes(sum_over),
-    "pmax": _over_axes(max_over),
-    "pmin": _over_axes(min_over),
-    "pbroadcast": _pbroadcast,
-}
+@collective("pmax", reduced, reduces=True, in_groups=reduced_in_groups(lax.reduce_max))
+def _pmax(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
+    return max_over(view, value, axis_names(params), positions(params))
+
+
+@collective("pmin", reduced, reduces=True, in_groups=reduced_in_groups(lax.reduce_min))
+def _pmin(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
+    return min_over(view, value, axis_names(params), positions(params))

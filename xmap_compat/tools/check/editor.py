@@ -224,8 +224,9 @@ class _File:
         if local in self._exported:
             return True
         for node in self._names.nodes:
-            is_read = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
-            if is_read and node.id == local and self._stays(node):
+            if not isinstance(node, ast.Name) or isinstance(node.ctx, ast.Store):
+                continue
+            if node.id == local and self._stays(node):
                 return True
         return False
 

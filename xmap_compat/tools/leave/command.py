@@ -94,7 +94,7 @@ class Leaving:
         program.judge()
         neighbours.judge(found.constructions, program.sources, [self.cwd, self.beside])
         self.check_called(found, code)
-        others = edits.others_that_need(contents, {self.cwd, self.beside})
+        others = neighbours.others_that_need(program.sources, [self.cwd, self.beside])
         edited = None
         while True:
             patched = self.patched(found)
@@ -192,7 +192,8 @@ class Leaving:
         spec |= {"records": records, "stopped": found.ended == "stopped"}
         spec["places"] = [(moved(folders, path), *of) for path, *of in edited.places]
         spec["edited"] = [moved(folders, path) for path in found.files]
-        spec["some stay"] = bool(edited.left)
+        stays = len(patched) < len(found.constructions)
+        spec["some stay"] = stays or bool(edited.left)
         self.put(folders, edited)
         limit = max(120.0, 10 * self.seconds)
         what = f"comparing the edited program, for at most {limit:.0f} s"

@@ -81,7 +81,8 @@ class Verifier:
         """The records of this call, which are then no longer left."""
         with self.lock:
             here = (n, k, described(args) if self.left else "", is_traced(args))
-            mine, others = [], []
+            mine: list[RecordedCall] = []
+            others: list[RecordedCall] = []
             for call in self.left:
                 of = call.construction, call.reached, call.arguments, call.traced
                 (mine if of == here else others).append(call)

@@ -86,8 +86,8 @@ class Report:
 
     def write(self, changes: patch.Changes) -> None:
         if self.options.diff:
-            options = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
-            with open(self.options.diff, "w", **options) as file:
+            path = self.options.diff
+            with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 file.write(patch.diff(changes))
         if self.options.write and changes:
             patch.write(changes, self.options.force)

@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -27,17 +26,19 @@ import jax
 import numpy as np
 
 from xmap_compat import _jax, _version
-from xmap_compat.core.call import Declaration, PlacedCall
-from xmap_compat.core.derivatives import derivative
+from xmap_compat.core.arguments import Declaration
+from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import devices_of
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
+from xmap_compat.core.structured.callables import derivative
 from xmap_compat.core.trace import trace_flat
 
 TIMEOUT_VARIABLE = "XMAP_COMPAT_PROCESS_TIMEOUT"
 DEFAULT_TIMEOUT = 60.0  # seconds
-_setting: list[float | None] = []  # the timeout that the program has set last
+# The timeout that the program has set last.
+_setting: list[float | None] = []
 
 
 @_jax.api_boundary
@@ -63,11 +64,9 @@ def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
       >>> import xmap_compat
       >>> xmap_compat.compare_processes(timeout=600)
     """
-    _setting[:] = [
-        None
-        if timeout is None
-        else _checked(timeout, timeout, "The timeout of compare_processes", "None")
-    ]
+    if timeout is not None:
+        timeout = _checked(timeout, timeout, "The timeout of compare_processes", "None")
+    _setting[:] = [timeout]
 
 
 def _timeout() -> float | None:
@@ -86,13 +85,12 @@ def _timeout() -> float | None:
 def _checked(seconds: Any, shown: Any, what: str, off: str) -> float:
     if type(seconds) in (int, float) and 0 < seconds < math.inf:
         return seconds
-    raise should_be(
-        what, f"a positive number of seconds, or {off} for no comparison", shown, ValueError
-    )
+    wanted = f"a positive number of seconds, or {off} for no comparison"
+    raise should_be(what, wanted, shown, ValueError)
 
 
-# The function that is being called, and its arguments; ``lower``, ``trace`` and ``eval_shape`` call
-# none.
+# The function that is being called, and its arguments; ``lower``, ``trace`` and ``eval_shape``
+# call none.
 _called: contextvars.ContextVar[tuple[Any, tuple[Any, ...]]] = contextvars.ContextVar(
     "called", default=(None, ())
 )
@@ -113,8 +111,10 @@ class ComparedCalls:
     @contextlib.contextmanager
     def calling(self, args: tuple[Any, ...]) -> Iterator[None]:
         """The context around a call in a program of several processes."""
-        if self._traced and (own := self._traced.get(_key(args))):
-            self._compare(own, args)
+        if self._traced:
+            own = self._traced.get(_key(args))
+            if own is not None:
+                self._compare(own, args)
         token = _called.set((self, args))
         try:
             yield
@@ -128,9 +128,9 @@ class ComparedCalls:
             return
         own = fingerprint(declared, placed, args)
         self._traced[_key(args)] = own
-        caller, own_args = _called.get()
+        caller, args_of_call = _called.get()
         if caller is self:
-            self._compare(own, own_args)
+            self._compare(own, args_of_call)
 
     def _compare(self, own: Fingerprint, args: tuple[Any, ...]) -> None:
         """Compare with the other processes of the mesh, if the call needs them."""
@@ -138,9 +138,10 @@ class ComparedCalls:
         store = _jax.process_store()
         if timeout is None or store is None:
             return
-        if not own.uses_mesh and not any(map(_is_shared, jax.tree.leaves(args))):
+        needs_others = own.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))
+        if not needs_others:
             return
-        key = store.client, own.processes, own.digest
+        key = (store.client, own.processes, own.digest)
         if key not in self._agreed:
             _agree(store, own, timeout)
             self._agreed.add(key)
@@ -152,19 +153,16 @@ def _key(args: tuple[Any, ...]) -> Hashable:
     leaves, tree = jax.tree.flatten(args)
     if not all(map(is_array, leaves)):
         return None
-    return (
-        tuple((t.shape, t.dtype, t.weak_type) for t in map(jax.typeof, leaves)),
-        tree,
-        current_scope(),
-    )
+    types = [jax.typeof(leaf) for leaf in leaves]
+    keys = tuple((t.shape, t.dtype, t.weak_type) for t in types)
+    return keys, tree, current_scope()
 
 
 def _is_shared(x):
-    return (
-        isinstance(x, jax.Array)
-        and not isinstance(x, jax.core.Tracer)
-        and not x.is_fully_addressable
-    )
+    """Whether other processes have parts of an array."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+        return False
+    return not x.is_fully_addressable
 
 
 # ------------------------------------------------------------ the fingerprint of a call
@@ -173,7 +171,8 @@ def _is_shared(x):
 SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
 # Larger constants that a body closes over are compared by their type only.
 LARGEST_CONSTANT = 2**24  # bytes
-# The depth to which rules within rules are compared: many rules call their own function without end
+# The depth to which rules within rules are compared: many rules call their own function without
+# end.
 ORDERS = 2
 # Parameters that may differ between processes: they say what happens to values outside of the
 # computation.
@@ -186,56 +185,76 @@ class Fingerprint(NamedTuple):
     """Lines of text that are the same in every process that makes one call.
 
     Identities, addresses, hash seeds and paths of files differ between processes, and are left out.
+
+    Attributes:
+      lines: each with its subject: the arguments of the call, then its programs.
+      digest: of the lines.
+      processes: those that have devices on the mesh.
+      uses_mesh: whether an axis is split over the mesh.
     """
 
-    lines: tuple[
-        tuple[str, str], ...
-    ]  # each with its subject: the arguments of the call, then its programs
-    digest: str  # of the lines
-    processes: tuple[int, ...]  # those that have devices on the mesh
-    uses_mesh: bool  # whether an axis is split over the mesh
+    lines: tuple[tuple[str, str], ...]
+    digest: str
+    processes: tuple[int, ...]
+    uses_mesh: bool
 
 
 def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Fingerprint:
     """The fingerprint of a call that has been traced."""
     mesh = placed.scope.mesh
     assert isinstance(mesh, jax.sharding.Mesh)
+    parts = _facts(declared, placed, args, mesh)
+    trace = functools.partial(trace_flat, body=placed.body, in_our_shard_map=False)
+    texts = _texts(trace, placed.program.jaxpr, placed.program.consts)
+    lines = list(parts.items())
+    for text in dict.fromkeys(texts):
+        lines.extend(("program:", line.strip()) for line in text.splitlines())
+    digest = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+    processes = {device.process_index for device in mesh.devices.flat}
+    return Fingerprint(tuple(lines), digest, tuple(sorted(processes)), placed.uses_mesh)
+
+
+def _facts(declared, placed, args, mesh):
+    """What is compared beside the program: ``{subject: text}``."""
     devices = list(mesh.devices.flat)
-    ids, processes = ([getattr(d, name) for d in devices] for name in ("id", "process_index"))
-    resources = ((n, r[0] if len(r) == 1 else r) for n, r in declared.resources.items())
-    parts = {
+    ids = [device.id for device in devices]
+    processes = [device.process_index for device in devices]
+    place = f"{devices[0].platform} devices {ids} of processes {processes}"
+    resources = []
+    for name, entries in declared.resources.items():
+        resources.append((name, entries[0] if len(entries) == 1 else entries))
+    types = [_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)]
+    return {
         "function": declared.name,
         "axis_resources": _mapping(sorted(resources, key=repr)),
         "in_axes": ", ".join(_mapping(spec.names) for spec in placed.in_specs),
         "out_axes": ", ".join(_mapping(spec.names) for spec in placed.out_specs),
         "axis sizes": _mapping(placed.body.sizes.items()),
-        "arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),
+        "arguments": ", ".join(types),
         "serial loops": _mapping(placed.scope.loops),
-        "mesh": f"{_mapping(mesh.shape.items())} of {devices[0].platform} devices {ids} of processes {processes}",
+        "mesh": f"{_mapping(mesh.shape.items())} of {place}",
         "versions": f"jax {_jax.RELEASE}, xmap_compat {_version.__version__}",
         "settings": _mapping((name, getattr(jax.config, name)) for name in SETTINGS),
     }
-    texts = _texts(
-        functools.partial(trace_flat, body=placed.body), placed.program.jaxpr, placed.program.consts
-    )
-    program = (
-        ("program:", line.strip()) for text in dict.fromkeys(texts) for line in text.splitlines()
-    )
-    lines = (*parts.items(), *program)
-    digest = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
-    return Fingerprint(lines, digest, tuple(sorted({*processes})), placed.uses_mesh)
 
 
 def _mapping(items):
-    return _steady("{" + ", ".join(f"{key!r}: {value!r}" for key, value in items) + "}")
+    entries = [f"{key!r}: {value!r}" for key, value in items]
+    return _steady("{" + ", ".join(entries) + "}")
 
 
 def _steady(text: str) -> str:
     """The text without addresses and parameters that may differ, and with the elements of sets in
     order.
     """
-    text = _ADDRESS.sub("", _MAY_DIFFER.sub("", text))
-    return _SET.sub(lambda match: "{" + ", ".join(sorted(match[1].split(", "))) + "}", text)
+    text = _MAY_DIFFER.sub("", text)
+    text = _ADDRESS.sub("", text)
+    return _SET.sub(_in_order, text)
+
+
+def _in_order(match):
+    elements = sorted(match[1].split(", "))
+    return "{" + ", ".join(elements) + "}"
 
 
 def _texts(
@@ -245,20 +264,25 @@ def _texts(
     make.
     """
     equations = [eqn for eqn, _ in _jax.walk(jaxpr, once=True)]
-    inner = [_jax.open_jaxpr(held)[1] for eqn in equations for held in _jax.subjaxprs(eqn.params)]
-    literals = [
-        a.val
-        for eqn in equations
-        for a in eqn.invars
-        if isinstance(a, _jax.Literal) and np.ndim(a.val)
-    ]
+    constants = list(consts)
+    literals = []
+    for eqn in equations:
+        for held in _jax.subjaxprs(eqn.params):
+            _, inner_consts = _jax.open_jaxpr(held)
+            constants.extend(inner_consts)
+        for atom in eqn.invars:
+            if isinstance(atom, _jax.Literal) and np.ndim(atom.val):
+                literals.append(atom.val)
     yield _steady(str(jaxpr))
-    yield f"with constants {' '.join(map(_constant, itertools.chain(consts, *inner, literals)))}"
-    for eqn in equations if order < ORDERS else ():
+    yield f"with constants {' '.join(map(_constant, [*constants, *literals]))}"
+    if order == ORDERS:
+        return
+    for eqn in equations:
         if isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)):
             try:
                 yield from _texts(trace, *_jax.open_jaxpr(derivative(trace, eqn)), order + 1)
-            except Exception as error:  # for example, it has no derivative
+            except Exception as error:
+                # For example, it has no derivative.
                 yield f"rules of {eqn.primitive.name}: {type(error).__name__}"
 
 
@@ -267,21 +291,23 @@ def _constant(value: Any) -> str:
     it, or if traced.
     """
     kind = _steady(str(jax.typeof(value)))
-    here = not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True)
-    if not here or np.size(value) * jax.typeof(value).dtype.itemsize > LARGEST_CONSTANT:
+    if isinstance(value, jax.core.Tracer) or not getattr(value, "is_fully_addressable", True):
+        return kind
+    size = np.size(value) * jax.typeof(value).dtype.itemsize
+    if size > LARGEST_CONSTANT:
         return kind
     if _jax.is_key(value):
         with jax.ensure_compile_time_eval():
             value = jax.random.key_data(value)
-    return f"{kind} of {hashlib.sha256(np.asarray(value).tobytes()).hexdigest()[:16]}"
+    digest = hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
+    return f"{kind} of {digest[:16]}"
 
 
 # ------------------------------------------------------------------------- in the store
 
-MOST_LINES, LONGEST_LINE = (
-    2_000,
-    500,
-)  # that calls send if they differ, to find where; a digest is of all lines
+# What calls send if they differ, to find where; a digest is of all lines.
+MOST_LINES = 2_000
+LONGEST_LINE = 500
 LONGEST_SHOWN = 200  # characters of each side of a difference
 _SAME_CALLS = (
     "All processes of a mesh must make the same calls of xmapped functions, in the same order."
@@ -300,44 +326,64 @@ def _agree(store: _jax.ProcessStore, own: Fingerprint, timeout: float) -> None:
     with _lock:
         counts[store.client, own.processes] += 1
         number = counts[store.client, own.processes]
-    name = hashlib.sha256(json.dumps(own.processes).encode()).hexdigest()[:16]
-    folder, me = f"xmap_compat/{name}/{number}", jax.process_index()
-    place, until = os.path.basename(_jax.where_now().partition(" (")[0]), time.monotonic() + timeout
+    name = hashlib.sha256(json.dumps(own.processes).encode()).hexdigest()
+    folder = f"xmap_compat/{name[:16]}/{number}"
+    me = jax.process_index()
+    line, _, _ = _jax.where_now().partition(" (")
+    place = os.path.basename(line)
     store.put(f"{folder}/digest/{me}", own.digest)
-    posted = (
-        (p, store.wait(f"{folder}/digest", str(p), until - time.monotonic())) for p in own.processes
-    )
-    digests = {p: digest for p, digest in posted if digest is not None}
-    if len({*digests.values()}) > 1:
+    digests = _digests(store, folder, own.processes, timeout)
+    if len(set(digests.values())) > 1:
         lines = [(what, text[:LONGEST_LINE]) for what, text in own.lines[:MOST_LINES]]
         store.put(f"{folder}/details/{me}", json.dumps(lines))
-        raise _processes_differ(
-            _differences(store, folder, digests), me, dict(lines)["function"], place
-        )
+        differences = _differences(store, folder, digests)
+        raise _processes_differ(differences, me, dict(lines)["function"], place)
     # A process that arrives after others have given up must not go on alone: the first outcome
     # holds for all.
     missing = [p for p in own.processes if p not in digests]
-    missing, waiting_at = json.loads(store.put(f"{folder}/outcome", json.dumps([missing, place])))
+    outcome = store.put(f"{folder}/outcome", json.dumps([missing, place]))
+    missing, waiting_at = json.loads(outcome)
     if missing:
         raise _processes_missing(missing, me, timeout, waiting_at, place)
 
 
+def _digests(
+    store: _jax.ProcessStore, folder: str, processes: Sequence[int], timeout: float
+) -> dict[int, str]:
+    """What each process has posted in time."""
+    until = time.monotonic() + timeout
+    digests = {}
+    for process in processes:
+        digest = store.wait(f"{folder}/digest", str(process), until - time.monotonic())
+        if digest is not None:
+            digests[process] = digest
+    return digests
+
+
 def _differences(store: _jax.ProcessStore, folder: str, digests: Mapping[int, str]) -> list[str]:
     """For each digest that most processes do not have, how its call differs from theirs."""
-    usual, *unusual = (digest for digest, _ in Counter(digests.values()).most_common())
-    having = {digest: [p for p in digests if digests[p] == digest] for digest in (usual, *unusual)}
-    texts = {
-        digest: store.wait(f"{folder}/details", str(having[digest][0]), 10.0) for digest in having
-    }
-    details = {digest: json.loads(text) if text else [] for digest, text in texts.items()}
-    return [
-        f"{_process_list(having[d])}: {_difference(details[d], details[usual])}" for d in unusual
-    ]
+    counted = Counter(digests.values()).most_common()
+    usual, *unusual = [digest for digest, _ in counted]
+    processes: dict[str, list[int]] = {}
+    for process, digest in digests.items():
+        processes.setdefault(digest, []).append(process)
+
+    def lines_of(digest: str) -> list[Any]:
+        text = store.wait(f"{folder}/details", str(processes[digest][0]), 10.0)
+        return json.loads(text) if text else []
+
+    lines_of_most = lines_of(usual)
+    found = []
+    for digest in unusual:
+        difference = _difference(lines_of(digest), lines_of_most)
+        found.append(f"{_process_list(processes[digest])}: {difference}")
+    return found
 
 
 def _process_list(processes: Sequence[int]) -> str:
     """``process 3``, ``processes 0, 2``."""
-    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
+    noun = "process" if len(processes) == 1 else "processes"
+    return f"{noun} {', '.join(map(str, processes))}"
 
 
 def _difference(lines, others):
@@ -346,29 +392,36 @@ def _difference(lines, others):
     """
     for (what, own), (_, other) in zip(lines, others):
         if own != other:
-            begin = max(
-                0,
-                next(k for k, (a, b) in enumerate(itertools.zip_longest(own, other)) if a != b)
-                - 60,
-            )
-            own, other = (text[begin : begin + LONGEST_SHOWN] for text in (own, other))
-            return f"{what} {own}, others {other}"
+            begin = max(0, _first_difference(own, other) - 60)
+            shown = slice(begin, begin + LONGEST_SHOWN)
+            return f"{what} {own[shown]}, others {other[shown]}"
     return "a program that differs further on"
+
+
+def _first_difference(one: str, other: str) -> int:
+    for k, (a, b) in enumerate(zip(one, other)):
+        if a != b:
+            return k
+    return min(len(one), len(other))
 
 
 def _processes_differ(differences: Sequence[str], me: int, fun: str, place: str) -> RuntimeError:
     return RuntimeError(
-        f"The processes of this mesh call different programs: {'; '.join(differences)}. (This is process {me}, which "
-        f"calls `{fun}` at {place}. Every process raises this error.) {_SAME_CALLS}"
+        f"The processes of this mesh call different programs: {'; '.join(differences)}. "
+        f"(This is process {me}, which calls `{fun}` at {place}. "
+        f"Every process raises this error.) {_SAME_CALLS}"
     )
 
 
 def _processes_missing(
     missing: Sequence[int], me: int, seconds: float, waiting_at: str, place: str
 ) -> RuntimeError:
-    late = f" This process arrived later, at {place}." if me in missing else ""
+    late = ""
+    if me in missing:
+        late = f" This process arrived later, at {place}."
     return RuntimeError(
-        f"{_process_list(missing).capitalize()} did not arrive within {seconds:g} s: the others wait at {waiting_at}."
-        f"{late} {_SAME_CALLS} If a process only needs more time, allow it in every process: "
-        "xmap_compat.compare_processes(timeout=600), or None for no comparison."
+        f"{_process_list(missing).capitalize()} did not arrive within {seconds:g} s: "
+        f"the others wait at {waiting_at}.{late} {_SAME_CALLS} If a process only needs more time, "
+        "allow it in every process: xmap_compat.compare_processes(timeout=600), or None for no "
+        "comparison."
     )
