@@ -951,7 +951,7 @@ f = xmap(lambda w, v: (synced(w) * v).sum(), **axes)
 with Mesh(devices, ('x',)):
     print(jax.grad(lambda w: f(w, x).sum())(np.ones(3, np.float32)))
 """,
-        "stays: prog.py:14: `synced.defvjp(lambda v: (v, None), lambda _, ct: (lax.psum(ct, 'rows'),))` is in a rule",
+        "stays: prog.py:13: `synced.defvjp(lambda v: (v, None), lambda _, ct: (lax.psum(ct, 'rows'),))` is in a rule",
     ),
     "a function of an xmap that this run does not make": (
         NEVER_MADE,

@@ -342,3 +342,26 @@ def test_an_xmap_that_another_program_calls_in_a_body_stays(tmp_path):
     program = edits.Program(Found([c], {path: "steps"}), {path: text.encode()}, str(tmp_path))
     neighbours.judge([c], program.sources, [str(tmp_path)])
     assert c.refused.startswith("other.py:3 calls it in the body of an xmap")
+
+
+MESH_ONLY = """
+    import jax
+    import numpy as np
+    from jax.experimental import maps
+
+    import train
+    from data import softmax, x
+    from layers import probabilities
+
+    with maps.Mesh(np.array(jax.devices()[:4]), ('mp',)):
+        np.testing.assert_allclose(jax.vmap(probabilities, axis_name='shard')(x), softmax, rtol=1e-5)
+    train.main()
+    print('shown')
+"""
+
+
+def test_a_script_whose_xmaps_have_left_leaves_too(tmp_path):
+    write(tmp_path, data=DATA, layers=LAYERS, train=TRAIN, show=MESH_ONLY)
+    leave("train.py", cwd=tmp_path)
+    assert "0 of 0 constructions" in leave("show.py", cwd=tmp_path)
+    check(without_package("show.py", cwd=tmp_path), "shown")

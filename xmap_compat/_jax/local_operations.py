@@ -12,7 +12,7 @@ from jax import lax
 from jax.interpreters import ad
 from jax.sharding import NamedSharding, PartitionSpec
 
-from xmap_compat._jax.batching import is_of_jax
+from xmap_compat._jax.batching import is_of_jax, jaxpr_of_equation, untyped_call_p
 from xmap_compat._jax.jaxprs import HiPrim
 from xmap_compat._jax.types import explicit_spec, varying_axes_of, varying_like
 from xmap_compat._jax.version import VERSION
@@ -34,9 +34,7 @@ def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[st
     if eqn.primitive.name == "pallas_call" and not params["interpret"]:
         params["out_avals"] = tuple(varying_like(aval, mesh_axes) for aval in params["out_avals"])
     if _needs_plain_types(eqn, params, mesh_axes):
-        from xmap_compat._jax import untyped  # rarely needed
-
-        return untyped.untyped_call_p, {"jaxpr": untyped.jaxpr_of_equation(eqn)}
+        return untyped_call_p, {"jaxpr": jaxpr_of_equation(eqn)}
     return eqn.primitive, params
 
 

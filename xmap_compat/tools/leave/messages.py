@@ -26,6 +26,7 @@ LOST = "the edited calls of xmap are not found again in {path}. Nothing is writt
 ENVIRONMENT = "{where} sets thread_resources.env. Nothing is written: write `with mesh:` there"
 FIRST_PRINTS = "--- the program with xmap prints:"
 LEFT = "The program still needs xmap_compat, for {}"
+MORE_LEFT = ", and {} more, which `check` lists"
 
 # Constructions that stay
 NOT_OF_THE_PROGRAM = (
