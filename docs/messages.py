@@ -1,6 +1,6 @@
-"""The table of docs/errors.md, made from the functions that make the messages: ``python docs/messages.py`` writes it.
+"""The list in docs/errors.md, made from the functions that make the messages: ``python docs/messages.py`` writes it.
 
-A row has the first sentence of a message, with ``…`` for its values, and the beginning of legacy's, if it quotes one.
+An entry: the first sentence of a message, with ``…`` for its values, and the beginning of legacy's, if there is one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "errors.md"
 PACKAGE = ROOT / "xmap_compat"
-# Titles of the table, and their files without those that have a title of their own.
+# Titles of the list, and their files without those that have a title of their own.
 ROOMS = {
     "xmap, specs, meshes, collectives": PACKAGE / "core",
     "The named vocabulary, global arrays": PACKAGE,
-    "Several processes": PACKAGE / "core" / "processes.py",
+    "Several processes": PACKAGE / "core" / "same_calls.py",
     "Old names": PACKAGE / "legacy",
     "Plans and search": PACKAGE / "tools",
 }
 BEGIN, END = "<!-- made by docs/messages.py -->\n", "<!-- end -->\n"
-FEWEST_WORDS, MOST_WORDS = 7, 14
+FEWEST_WORDS, MOST_WORDS, MOST_OF_LEGACY = 7, 11, 10
 
 
 def functions() -> Iterator[tuple[Path, ast.FunctionDef]]:
@@ -77,13 +77,16 @@ def message(function: ast.FunctionDef) -> tuple[str, str]:
 
 
 def row(function: ast.FunctionDef) -> str:
-    ours, legacy = (words(text) for text in message(function))
-    return f"| `{ours}` | {f'`{legacy}`' if legacy else '–'} |"
+    made, quoted = message(function)
+    ours = words(made, MOST_WORDS)
+    legacy = words(quoted, MOST_OF_LEGACY)
+    return f"- `{ours}`; legacy: `{legacy}`" if legacy else f"- `{ours}`"
 
 
-def words(text: str) -> str:
+def words(text: str, most: int) -> str:
     """The first sentence of a text, or its first words."""
-    text = re.sub(r"\s+", " ", text.replace("`", "").replace("|", "/"))
+    text = re.sub(r"\s+", " ", text.replace("`", ""))
+    text = re.sub(r"…(\s*…)+", "…", text)
     sentences = re.split(r"(?<=[\w…)\]}])[.:?] ", text)
     # A search needs words of its own, beside the values.
     enough = (
@@ -92,24 +95,23 @@ def words(text: str) -> str:
         if len(" ".join(sentences[:n]).replace("…", "").split()) >= FEWEST_WORDS
     )
     first = ". ".join(sentences[: next(enough, None)]).split()
-    return " ".join(first[:MOST_WORDS]) + (" …" if len(first) > MOST_WORDS else "")
+    return " ".join(first[:most]) + (" …" if len(first) > most else "")
 
 
-def table() -> str:
+def listed() -> str:
     rows: dict[Path, set[str]] = {folder: set() for folder in ROOMS.values()}
     for path, function in functions():
         rows[next(folder for folder in (path, *path.parents) if folder in rows)].add(row(function))
-    head = "| message | legacy's words |\n|---|---|\n"
     return "\n".join(
-        f"### {title}\n\n{head}" + "\n".join(sorted(rows[folder])) + "\n"
+        f"### {title}\n\n" + "\n".join(sorted(rows[folder])) + "\n"
         for title, folder in ROOMS.items()
     )
 
 
 def page() -> str:
-    """docs/errors.md with the table that the messages make."""
+    """docs/errors.md with the list that the messages make."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n{listed()}\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 import xmap_compat
 from xmap_compat import xmapped
-from xmap_compat.core import processes
+from xmap_compat.core import same_calls as processes
 
 NAMESPACES = ["xmap_compat", *(f"xmap_compat.{name}" for name in xmap_compat._MODULES)]
 

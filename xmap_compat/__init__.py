@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat.core.mesh import mesh as mesh
     from xmap_compat.core.mesh import serial_loop as serial_loop
     from xmap_compat.core.named_shape import named_shape as named_shape
-    from xmap_compat.core.processes import compare_processes as compare_processes
+    from xmap_compat.core.same_calls import compare_processes as compare_processes
     from xmap_compat.lax import pargmax as pargmax
     from xmap_compat.lax import pargmin as pargmin
     from xmap_compat.lax import pdot as pdot
@@ -57,7 +57,7 @@ _NAMES = {
     "api": ["xmap"],
     "core.mesh": ["Mesh", "SerialLoop", "mesh", "serial_loop"],
     "core.named_shape": ["named_shape"],
-    "core.processes": ["compare_processes"],
+    "core.same_calls": ["compare_processes"],
     "lax": ["pargmax", "pargmin", "pdot", "pgather", "xeinsum"],
     "legacy.restore": ["install", "uninstall"],
     "numpy": ["einsum"],

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, ParamSpec, Protocol, SupportsIndex, TypeAlias,
 import jax
 
 from xmap_compat import _jax, errors, vocabulary
-from xmap_compat.core import call as calls
 from xmap_compat.core import errors as core_errors
 from xmap_compat.core import watch
+from xmap_compat.core.arguments import Declaration
 from xmap_compat.core.placement import known_axes, parse_axis_resources
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName, is_spec, parse_axis_sizes, parse_specs, spec_names
@@ -110,7 +110,7 @@ def xmap(
 
     Returns:
       A jitted function of positional arrays, with ``jax.jit``'s methods (``.lower``, ``.trace``,
-      ...), and ``.plan(*args)``, which says how a call would be executed: see :class:`Xmapped`.
+      ...), and ``.plan(*args)``, which says how a call would be executed: see ``Xmapped``.
 
     Raises:
       TypeError, ValueError: malformed arguments, here or at the call. Each message says what to
@@ -201,7 +201,7 @@ def make(
     return made
 
 
-def with_resources(declared: calls.Declaration, axis_resources: Mapping[AxisName, Any]) -> Any:
+def with_resources(declared: Declaration, axis_resources: Mapping[AxisName, Any]) -> Any:
     """The xmapped function of a declaration, with other resources."""
     sources = declared.fun, declared.in_source, declared.out_source, declared.sizes
     return make(*sources, axis_resources, (), declared.backend, declared.undeclared)
@@ -248,7 +248,7 @@ def declare(
     axis_resources: Mapping[AxisName, Any] | None = None,
     backend: str | None = None,
     undeclared: bool = False,
-) -> calls.Declaration:
+) -> Declaration:
     """The arguments that the user gave to :func:`xmap`, parsed; it raises the errors of
     :func:`xmap`.
     """
@@ -263,7 +263,7 @@ def declare(
     if missing:
         raise errors.names_missing_from_inputs(missing, names)
     resources = known_axes(parse_axis_resources(axis_resources), names, undeclared)
-    return calls.Declaration(
+    return Declaration(
         fun,
         name_of(fun),
         in_specs,

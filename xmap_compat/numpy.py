@@ -17,6 +17,7 @@ import bisect
 import builtins
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Hashable
 from typing import Any, SupportsIndex
@@ -29,7 +30,9 @@ from jax import lax
 from xmap_compat import _jax, errors
 from xmap_compat.braces import einsum
 from xmap_compat.core import errors as core_errors
-from xmap_compat.core.nested.whole import apply_to_whole, is_of_whole
+from xmap_compat.core.device_primitives import bind, gather_p, take_p, vary_p
+from xmap_compat.core.specs import AxisNames
+from xmap_compat.core.trace import sizes_in_scope
 from xmap_compat.lax import check_names, position
 
 # And the functions of the table, which _row adds.
@@ -96,8 +99,8 @@ def _named_again(y, axis_name, fun):
 
 def _of_whole(fun, x, names, keep=False, options=()):
     """``along``, of a function that closes over nothing but ``options``."""
-    if is_of_whole(names, options):
-        return apply_to_whole(fun, x, names, keep)
+    if _is_of_whole(names, options):
+        return _apply_to_whole(fun, x, names, keep)
     out = fun(functools.reduce(lax.all_gather, reversed(names), x))
     if not keep:
         return out
@@ -289,3 +292,34 @@ roll = _row(
 )
 sort = _row(jnp.sort, _kept, KEPT, "axis='i' -> ['i'] -> [1, 2, 3]")
 take = _row(jnp.take, _take, ONE, "jnp.array([2, 0]), axis='i' -> {} -> [2, 3]")
+
+
+# Functions of a whole axis, such as ``cumsum``, are applied once for all elements, and so are their
+# transposes.  For the transpose the cotangents of all elements are gathered as the elements were (or
+# summed, if all have one result), and each element takes its slice of what it makes.  After an
+# ``all_gather`` each element would apply the transpose to its own cotangent only.
+
+
+def _is_of_whole(names: AxisNames, options: Any) -> bool:
+    """Whether these are axes of an xmap, not empty, and no option is traced: it might vary, or have
+    a derivative.
+    """
+    traced = builtins.any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(options))
+    return (
+        not traced
+        and sizes_in_scope().keys() >= set(names)
+        and math.prod(map(lax.axis_size, names)) > 0
+    )
+
+
+def _apply_to_whole(fun: Callable[[Any], Any], x: Any, names: AxisNames, keep: bool = False) -> Any:
+    """Apply ``fun`` to all elements, in first dimensions; with ``keep`` each gets its slice of the
+    result only.
+    """
+    sizes = [lax.axis_size(name) for name in names]
+    for name, size in reversed(list(zip(names, sizes))):
+        x = bind(gather_p, x, (name,), (size,))
+    out = fun(x)
+    for name, size in zip(names, sizes):
+        out = bind(take_p if keep else vary_p, out, (name,), (size,))
+    return out

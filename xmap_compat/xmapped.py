@@ -17,11 +17,12 @@ import jax
 from xmap_compat import _jax
 from xmap_compat.core import call as calls
 from xmap_compat.core import execute, watch
+from xmap_compat.core.arguments import Declaration, bind_arguments
 from xmap_compat.core.errors import show
 from xmap_compat.core.mesh import SerialLoop, check_mesh, devices_of, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
-from xmap_compat.core.processes import ComparedCalls
+from xmap_compat.core.same_calls import ComparedCalls
 from xmap_compat.core.specs import AxisName, argument_path
 from xmap_compat.errors import described, keyword_arguments, no_devices
 
@@ -45,7 +46,7 @@ class SharedCall:
       uses_mesh: whether some traced call runs on the devices of a mesh.
     """
 
-    def __init__(self, declared: calls.Declaration, donated: tuple[int, ...]):
+    def __init__(self, declared: Declaration, donated: tuple[int, ...]):
         self.donated = donated
         self.compared = ComparedCalls()
         self.uses_mesh = False
@@ -59,7 +60,7 @@ class SharedCall:
             keep_unused=bool(donated),
         )
 
-    def of(self, declared: calls.Declaration) -> calls.Declaration:
+    def of(self, declared: Declaration) -> Declaration:
         """The living declaration of this call, which is this one if there is no other."""
         living = self._declared()
         if living is not None:
@@ -68,7 +69,7 @@ class SharedCall:
         return declared
 
     @property
-    def declared(self) -> calls.Declaration:
+    def declared(self) -> Declaration:
         declared = self._declared()
         assert declared is not None  # xmapped functions hold it
         return declared
@@ -81,7 +82,7 @@ class SharedCall:
         if kwargs:
             raise keyword_arguments(kwargs)
         declared = self.declared
-        arguments = calls.bind_arguments(declared, args)
+        arguments = bind_arguments(declared, args)
         placed = calls.place_arguments(declared, arguments)
         self.uses_mesh |= placed.uses_mesh or placed.first_device_of is not None
         if placed.uses_mesh:
@@ -105,7 +106,7 @@ _shared: weakref.WeakKeyDictionary[types.FunctionType, dict[Hashable, SharedCall
 )
 
 
-def _share(declared: calls.Declaration, donated: tuple[int, ...]) -> SharedCall:
+def _share(declared: Declaration, donated: tuple[int, ...]) -> SharedCall:
     """What equal declarations of one function share, so that a new xmap hits jit's cache."""
     if not isinstance(declared.fun, types.FunctionType):
         return SharedCall(declared, donated)
@@ -116,7 +117,7 @@ def _share(declared: calls.Declaration, donated: tuple[int, ...]) -> SharedCall:
     return known[key]
 
 
-def _has_mesh_axes(declared: calls.Declaration) -> bool:
+def _has_mesh_axes(declared: Declaration) -> bool:
     """Whether calls run on the devices of a mesh, and check these against the backend."""
     entries = itertools.chain.from_iterable(declared.resources.values())
     return not all(isinstance(entry, SerialLoop) for entry in entries)
@@ -156,7 +157,7 @@ class Xmapped(Generic[P, R]):
     __name__: str
     __wrapped__: Callable[P, R]
 
-    def __init__(self, declared: calls.Declaration, donated: tuple[int, ...]):
+    def __init__(self, declared: Declaration, donated: tuple[int, ...]):
         self._shared = _share(declared, donated)
         self.declared = self._shared.of(declared)
         self._run = self._first_call
@@ -252,7 +253,7 @@ class Planner:
       declared: the arguments that the user gave to xmap.
     """
 
-    declared: calls.Declaration
+    declared: Declaration
 
     def __repr__(self) -> str:
         return f"<{self.declared.name}.plan: call it with the arguments of {self.declared.name}>"
@@ -294,7 +295,7 @@ def _has_tracers(values: Any) -> bool:
     return any(isinstance(value, jax.core.Tracer) for value in jax.tree.leaves(values))
 
 
-def _shown_resources(declared: calls.Declaration) -> dict[AxisName, Any]:
+def _shown_resources(declared: Declaration) -> dict[AxisName, Any]:
     """The resources as users write them: one entry stands alone."""
     shown: dict[AxisName, Any] = {}
     for name, entries in declared.resources.items():
@@ -302,13 +303,13 @@ def _shown_resources(declared: calls.Declaration) -> dict[AxisName, Any]:
     return shown
 
 
-def declaration_of(xmapped: Any) -> calls.Declaration | None:
+def declaration_of(xmapped: Any) -> Declaration | None:
     """The arguments that the user gave to xmap to make a function; None for any other object."""
     return xmapped.declared if isinstance(xmapped, Xmapped) else None
 
 
 def _recover_call(
-    declared: calls.Declaration,
+    declared: Declaration,
     shared: SharedCall,
     error: Exception,
     args: tuple[Any, ...],
@@ -363,7 +364,7 @@ def _donated_argument(path: str, donated: Sequence[int]) -> RuntimeError:
 
 
 def _moved_to_mesh(
-    declared: calls.Declaration, args: tuple[Any, ...], error: Exception
+    declared: Declaration, args: tuple[Any, ...], error: Exception
 ) -> tuple[Any, ...] | None:
     """The arguments of a call at top level, with those on one device moved to the mesh in scope.
 
@@ -374,7 +375,7 @@ def _moved_to_mesh(
     devices = set(devices_of(scope.mesh))
     if not devices or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
         return None
-    arguments = calls.bind_arguments(declared, args)
+    arguments = bind_arguments(declared, args)
     leaves = arguments.leaves
     homes = [
         x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xmap_compat import _jax, compare_processes, mesh, serial_loop, xmap
+from xmap_compat import compare_processes, mesh, serial_loop, xmap
 from xmap_compat.api import declare
-from xmap_compat.core import processes
+from xmap_compat.core import same_calls as processes
 from xmap_compat.core.call import place_call
-from xmap_compat.core.processes import LARGEST_CONSTANT, _steady, fingerprint
+from xmap_compat.core.same_calls import LARGEST_CONSTANT, _steady, fingerprint
 
 X = np.ones((8, 4), np.float32)
 ROWS = ["i", ...]
@@ -329,7 +329,6 @@ def test_one_process_compares_nothing(monkeypatch):
     def unexpected(*_):
         raise AssertionError("there is nobody to compare with")
 
-    monkeypatch.setattr(_jax, "process_store", unexpected)
     monkeypatch.setattr(processes.ComparedCalls, "_compare", unexpected)
     f = xmap(lambda v: v - lax.pmean(v, "i"), ROWS, ROWS, axis_resources={"i": "x"})
     f.lower(X)

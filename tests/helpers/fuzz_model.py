@@ -192,10 +192,9 @@ class Call:
         specs = read_tree(tuple(self.in_axes) if is_list_of_specs(self.in_axes) else self.in_axes)
         require(not (type(self.out_axes) is tuple and not self.out_axes), "there are results")
         out_specs = read_tree(self.out_axes)
-        require(
-            self.results is not None or not names_in(out_specs),
-            "None, for a missing return, has no names",
-        )
+        has_return = self.results is not None
+        require(has_return or self.out_axes is not None, "out_axes of a missing return are {}")
+        require(has_return or not names_in(out_specs), "None, for a missing return, has no names")
         given = read_sizes(self.axis_sizes)
         names = list(dict.fromkeys([*names_in(specs), *given]))
         require(set(names_in(out_specs)) <= set(names), "names of out_axes are known")

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import Mesh, SerialLoop, einsum, serial_loop, xmap
-from xmap_compat.core.processes import fingerprint
+from xmap_compat.core.same_calls import fingerprint
 from xmap_compat.core.watch import Watcher, watch_everywhere
 
 # ------------------------------------------------------------------------------- bodies

@@ -18,7 +18,7 @@ import pytest
 from jax import lax
 
 from xmap_compat import SerialLoop, _jax, _version, compare_processes, mesh, process_array, xmap
-from xmap_compat.core import processes
+from xmap_compat.core import same_calls as processes
 
 TIMEOUT = 100.0  # seconds, on a busy machine, for what is not about time
 

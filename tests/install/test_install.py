@@ -449,16 +449,41 @@ def test_old_random_gives_the_numbers_of_jax_0_4_until_uninstall():
     assert abs(np.asarray(today) - old).max() > 0.1
 
 
-def test_a_block_may_outlive_the_installation():
-    with install():
-        mesh = legacy.thread_resources
-        context = jax.sharding.Mesh(SQUARE, ("x", "y"))
-        context.__enter__()
-    try:
-        assert mesh.env.physical_mesh is SQUARE_MESH
-    finally:
-        context.__exit__(None, None, None)
-    assert mesh.env is legacy.EMPTY_ENV
+@pytest.mark.parametrize("set_by_jax", [False, True])
+def test_a_block_may_outlive_the_installation(set_by_jax):
+    before = state_of_jax()
+    resources = legacy.thread_resources
+    outer = jax.set_mesh(LINE_MESH) if set_by_jax else contextlib.nullcontext()
+    with outer:
+        outside = resources.env
+        with install():
+            SQUARE_MESH.__enter__()
+        try:
+            assert resources.env.physical_mesh is SQUARE_MESH
+        finally:
+            SQUARE_MESH.__exit__(None, None, None)
+        assert resources.env == outside
+        assert jax.sharding.get_mesh() == outside.physical_mesh
+    assert resources.env is legacy.EMPTY_ENV
+    assert state_of_jax() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*context manager has been deprecated")
+@pytest.mark.parametrize("over", [contextlib.nullcontext(), SQUARE_MESH], ids=["", "in another"])
+def test_a_mesh_assigned_in_a_block_from_before_the_installation_is_seen_by_jit(over):
+    devices_in_scope = jax.jit(lambda x: x * legacy.thread_resources.env.physical_mesh.size)
+    sizes = lambda: (devices_in_scope(1), legacy.thread_resources.env.physical_mesh.size)
+    seen = []
+    with over:
+        with jax.sharding.Mesh(DEVICES[:4], ("x",)):
+            seen.append(sizes())
+            with install():
+                legacy.thread_resources.env = legacy.ResourceEnv(
+                    jax.sharding.Mesh(DEVICES[:2], ("x",))
+                )
+                seen.append(sizes())
+        seen.append(sizes())
+    assert seen == [(size, size) for size in (4, 2, 8 if over is SQUARE_MESH else 0)]
 
 
 # ------------------------------------------------------------------------ options, vocabulary

@@ -31,7 +31,6 @@ from xmap_compat._jax.batching import (
     operation_name,
     varying_results,
 )
-from xmap_compat._jax.containers import explicit_arrays, held_by, shaped_containers
 from xmap_compat._jax.equations import (
     Call,
     Checkpoint,
@@ -45,10 +44,10 @@ from xmap_compat._jax.equations import (
     Scan,
     ShardMap,
     While,
+    inline_calls,
     read,
     with_traced_transpose,
 )
-from xmap_compat._jax.inlining import inline_calls
 from xmap_compat._jax.jaxprs import (
     Literal,
     depends_on_axes,
@@ -61,7 +60,7 @@ from xmap_compat._jax.jaxprs import (
     without_dead_code,
     without_references,
 )
-from xmap_compat._jax.local_operations import local_operation
+from xmap_compat._jax.local_operations import gather, local_operation, reshaped
 from xmap_compat._jax.mesh import (
     AnyMesh,
     ambient_mesh,
@@ -76,15 +75,15 @@ from xmap_compat._jax.mesh import (
     resharded,
     restore_mesh_context,
 )
-from xmap_compat._jax.moves import gather, reshaped
 from xmap_compat._jax.nice import optional
-from xmap_compat._jax.options import accept_options, set_for_all_threads
 from xmap_compat._jax.patches import (
     Restoration,
+    accept_options,
     mend_collective_batching,
     restore_collective_transposes,
     restore_extremum_gradients,
     restore_named_reductions,
+    set_for_all_threads,
 )
 from xmap_compat._jax.positions import (
     api_boundary,
@@ -109,10 +108,13 @@ from xmap_compat._jax.primitives import (
 from xmap_compat._jax.tracing import current_trace, is_bound, jit, plainly, traced_as
 from xmap_compat._jax.types import (
     draws_from_rbg,
+    explicit_arrays,
     explicit_spec,
     float0,
+    held_by,
     instantiate_symbolic,
     is_key,
+    shaped_containers,
     varying_axes,
     varying_axes_of,
     with_weak_type,

@@ -7,15 +7,25 @@ evaluator, the type check and the tools match on these, and do not read JAX's pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend import core as jex_core
+from jax.extend import source_info_util
 from jax.extend.core import primitives
 from jax.interpreters import ad
 
-from xmap_compat._jax.jaxprs import HiPrim, bind_params, is_ours, subjaxprs
+from xmap_compat._jax.jaxprs import (
+    HiPrim,
+    Literal,
+    bind_params,
+    input_vars,
+    is_ours,
+    open_jaxpr,
+    subjaxprs,
+)
 from xmap_compat._jax.tracing import traced_as
 from xmap_compat._jax.types import float0, instantiate_symbolic
 from xmap_compat._jax.version import VERSION
@@ -334,3 +344,35 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], _Structured | None]] = {
     "call_hi_primitive": _operation,
     "shard_map": _shard_map,
 }
+
+
+def inline_calls(jaxpr: Any, kept: Container[Any]) -> Any:
+    """An open jaxpr in which the equations of jitted functions, under variables of their own,
+    replace their calls.
+
+    Calls of the jaxprs in ``kept`` stay.
+    """
+    env: dict[Any, Any] = {}
+    eqns = list(_inlined(jaxpr, kept, env, source_info_util.NameStack()))
+    return jaxpr.replace(eqns=eqns, outvars=[_renamed(env, v) for v in jaxpr.outvars])
+
+
+def _inlined(jaxpr, kept, env, stack):
+    for eqn in jaxpr.eqns:
+        operands = [_renamed(env, v) for v in eqn.invars]
+        info = eqn.source_info.replace(name_stack=stack + eqn.source_info.name_stack)
+        called = read(eqn)
+        if isinstance(called, Call) and called.body not in kept:
+            body, consts = open_jaxpr(called.body)
+            literals = [Literal(c, jax.typeof(c)) for c in consts]
+            inner = dict(zip(input_vars(body), [*literals, *operands], strict=True))
+            yield from _inlined(body, kept, inner, info.name_stack)
+            env.update(zip(eqn.outvars, [_renamed(inner, v) for v in body.outvars], strict=True))
+        else:
+            results = [jex_core.Var(v.aval) for v in eqn.outvars]
+            env.update(zip(eqn.outvars, results))
+            yield eqn.replace(invars=operands, outvars=results, source_info=info)
+
+
+def _renamed(env, atom):
+    return atom if isinstance(atom, Literal) else env.get(atom, atom)

@@ -1,4 +1,4 @@
-"""Equations made fit for evaluation inside a typed ``shard_map``."""
+"""Operations of one device whose types JAX does not find by itself, gathers and reshapes among them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 from jax.interpreters import ad
+from jax.sharding import NamedSharding, PartitionSpec
 
-from xmap_compat._jax.batching import is_of_jax
+from xmap_compat._jax.batching import is_of_jax, jaxpr_of_equation, untyped_call_p
 from xmap_compat._jax.jaxprs import HiPrim
-from xmap_compat._jax.types import varying_axes_of, varying_like
+from xmap_compat._jax.types import explicit_spec, varying_axes_of, varying_like
 from xmap_compat._jax.version import VERSION
 
 
@@ -32,9 +34,7 @@ def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[st
     if eqn.primitive.name == "pallas_call" and not params["interpret"]:
         params["out_avals"] = tuple(varying_like(aval, mesh_axes) for aval in params["out_avals"])
     if _needs_plain_types(eqn, params, mesh_axes):
-        from xmap_compat._jax import untyped  # rarely needed
-
-        return untyped.untyped_call_p, {"jaxpr": untyped.jaxpr_of_equation(eqn)}
+        return untyped_call_p, {"jaxpr": jaxpr_of_equation(eqn)}
     return eqn.primitive, params
 
 
@@ -85,3 +85,37 @@ def _varying_operation(operation, mesh_axes):
     varying.in_avals, varying.out_aval = vary(operation.in_avals), vary(operation.out_aval)
     HiPrim.__init__(varying)
     return varying
+
+
+def reshaped(x: Any, shape: Sequence[int]) -> Any:
+    """``lax.reshape`` that tells JAX how the result is sharded, where Explicit axes shard
+    dimensions that it keeps.
+    """
+    spec = explicit_spec(x)
+    if not any(spec):
+        return lax.reshape(x, shape)
+    front = _agreeing(x.shape, shape)
+    back = _agreeing(x.shape[front:][::-1], shape[front:][::-1])
+    if any(spec[front : len(spec) - back]):
+        return lax.reshape(x, shape)
+    kept = (*spec[:front], *(None,) * (len(shape) - front - back), *spec[len(spec) - back :])
+    return lax.reshape(
+        x, shape, out_sharding=NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*kept))
+    )
+
+
+def _agreeing(some, others):
+    return next(
+        (k for k, (one, other) in enumerate(zip(some, others)) if one != other),
+        min(len(some), len(others)),
+    )
+
+
+def gather(x: Any, axes: Sequence[Any], to: str) -> Any:
+    """Tiled ``lax.all_gather`` of the first dimension."""
+    if VERSION >= (0, 10, 0) or to == "varying":
+        return lax.all_gather(x, axes, tiled=True, **({"to": to} if VERSION >= (0, 10, 0) else {}))
+    # It has no public function yet.
+    primitive = next(p for p in ad.primitive_transposes if p.name == "all_gather_invariant")
+    named = {"axis_name": tuple(axes), "axis_size": lax.axis_size(tuple(axes))}
+    return primitive.bind(x, all_gather_dimension=0, tiled=True, **named)

@@ -187,27 +187,31 @@ _bare_specs_in_jit = Restoration()
 contexts.bare_specs(_bare_specs_in_jit)
 
 
+def _enter_block(mesh):
+    _push_mesh(mesh)
+    _entered_meshes.stack[-1].leave.enter_context(_in_blocks())
+    return mesh
+
+
+def _exit_block(mesh, *exc_info, exiting=sys.is_finalizing):
+    if not exiting():  # when Python exits, the names of modules are gone
+        _pop_mesh()
+
+
+# A block of the restored `with` may outlive the restoration: it ends as it has begun.
+_in_blocks = Restoration()
+_in_blocks.attribute(jax.sharding.Mesh, "__exit__", _exit_block)
+_in_blocks.hold(_bare_specs_in_jit)
+
+
 def restore_mesh_context(restoration: Restoration) -> None:
     """Restore ``with jax.sharding.Mesh(...)``: without a warning (since 0.10.1), and seen by xmap
     and bare specs.
-
-    It sets the same state as JAX's own context, so that a ``with`` block may outlive the
-    restoration.
     """
     if contexts.innermost()[0] is None:
         return
-
-    def enter(self):
-        _push_mesh(self)
-        return self
-
-    def exit(self, *exc_info, exiting=sys.is_finalizing):
-        if not exiting():  # when Python exits, the names of modules are gone
-            _pop_mesh()
-
-    restoration.attribute(jax.sharding.Mesh, "__enter__", enter)
-    restoration.attribute(jax.sharding.Mesh, "__exit__", exit)
-    restoration.hold(_bare_specs_in_jit)
+    restoration.attribute(jax.sharding.Mesh, "__enter__", _enter_block)
+    restoration.hold(_in_blocks)
 
 
 def assign_mesh(mesh: jax.sharding.Mesh) -> None:

@@ -1,18 +1,22 @@
-"""Bind primitives on named values, batched over their local dimensions."""
+"""Bind primitives on named values, batched over their local dimensions; and the position of an element
+on an axis.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.device import DeviceView, cast_alike, cast_to, laid_out_over
-from xmap_compat.core.values import Dims, NamedValue, without
+from xmap_compat.core.specs import AxisNames
+from xmap_compat.core.values import Dims, NamedValue, positional, without
 
 
 def bind_named(
@@ -103,3 +107,34 @@ def dot_dimensions(x: NamedValue, y: NamedValue, contract, batch) -> tuple[Any, 
     x_free = [n for k, n in enumerate(x.dims) if k not in numbers[0][0] and k not in x_batch]
     y_free = [n for k, n in enumerate(y.dims) if k not in numbers[0][1] and k not in y_batch]
     return numbers, (*shared, *(None for _ in batch[0]), *x_free, *y_free)
+
+
+def device_index(view: DeviceView, mesh_axes: Iterable[Any]) -> Any:
+    """The row-major index of this device over mesh axes in the order given, as int32."""
+    index = jnp.int32(0)
+    for axis in mesh_axes:
+        index = index * np.int32(view.mesh_size(axis)) + lax.axis_index(axis)
+    return index
+
+
+def index_of(view: DeviceView, names: AxisNames) -> NamedValue:
+    """The row-major index of each element over the given axes, as int32."""
+    first, *rest = names
+    index = _single_index(view, first)
+    for name in rest:
+        inner, size = _single_index(view, name), np.int32(view.placement_of(name).size)
+        index = apply_positional(
+            view, lambda major, minor, size=size: major * size + minor, index, inner
+        )
+    return index
+
+
+def _single_index(view, name):
+    place = view.placement_of(name)
+    index = device_index(view, place.mesh_axes)
+    if not view.is_own(name):
+        return positional(index)
+    if not view.has_local_dim(name):
+        return NamedValue(index, (), frozenset({name}))
+    local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)
+    return NamedValue(local, (name,), frozenset({name}))

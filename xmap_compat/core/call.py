@@ -5,6 +5,7 @@ evaluation.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -96,8 +97,12 @@ def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placem
     for names, path in zip(arguments.names, arguments.paths):
         entry = f"an input to an xmapped function {declared.name}"
         place = Place(f"{entry} ({path})", entry)
-        checker.check_distinct_resources(names, lambda place=place: place)
+        checker.check_distinct_resources(names, functools.partial(_same, place))
     return placements
+
+
+def _same(place: Place) -> Place:
+    return place
 
 
 class _Traced(NamedTuple):
@@ -146,10 +151,20 @@ def _check(
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
     alone = not (nested or mesh_axes or any(p.mesh_axes for p in every.values()))
     first = undeclared.mesh_of_results(declared, body.scope.mesh) if alone else None
-    asked = checker.asked
-    parts = (arguments.specs, out_specs, program, results, extra, body, nested, first, asked)
     return PlacedCall(
-        declared.name, body.scope, placements, own if nested else mesh_axes | own, *parts
+        fun_name=declared.name,
+        scope=body.scope,
+        placements=placements,
+        mesh_placements=own if nested else mesh_axes | own,
+        in_specs=arguments.specs,
+        out_specs=out_specs,
+        program=program,
+        result_names=results,
+        undeclared=extra,
+        body=body,
+        nested=nested,
+        first_device_of=first,
+        asked=checker.asked,
     )
 
 

@@ -230,7 +230,7 @@ def times_elements(
     A cotangent that exists once is the sum of its parts.
     """
     over = list(over)
-    summed = once.in_parts(names, over)
+    summed = once.in_parts(frozenset(names), over)
     repeats = view.total_size(n for n in over if n not in summed)
     return data if repeats == 1 else data * np.asarray(repeats).astype(data.dtype)
 

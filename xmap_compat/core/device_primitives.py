@@ -10,7 +10,7 @@ the other one of its pair:
 reverse).
 
 A function of a whole axis of the user has them at its ends: it begins with ``gather``, and ends
-with ``take`` or, for a result that does not vary, with ``vary``: see ``core/nested/whole.py``.
+with ``take`` or, for a result that does not vary, with ``vary``: see ``xmap_compat/numpy.py``.
 """
 
 from __future__ import annotations

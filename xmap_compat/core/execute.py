@@ -25,8 +25,7 @@ from xmap_compat.core.evaluate import RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import boundary
-from xmap_compat.core.nested.axes import as_placements
-from xmap_compat.core.nested.named_scopes import NestedCall, named_scope
+from xmap_compat.core.nested.axes import NestedCall, as_placements, named_scope
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.structured.table import STRUCTURED
 from xmap_compat.core.trace import call_without_axes, trace_flat

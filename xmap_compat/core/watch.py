@@ -11,7 +11,8 @@ from typing import Any
 
 import jax
 
-from xmap_compat.core.call import Declaration, PlacedCall
+from xmap_compat.core.arguments import Declaration
+from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.evaluate import Evaluator
 
 

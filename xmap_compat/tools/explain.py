@@ -23,7 +23,8 @@ from xmap_compat.legacy.import_hook import install_with_jax
 from xmap_compat.tools.programs import add_program, program_of
 
 if TYPE_CHECKING:
-    from xmap_compat.core.call import Declaration, PlacedCall
+    from xmap_compat.core.arguments import Declaration
+    from xmap_compat.core.call import PlacedCall
     from xmap_compat.tools.plan import Plan
 
 # What imports JAX is imported late, for a program may still set the variables that JAX reads.
@@ -96,6 +97,7 @@ class Report:
         if placed.nested:
             return  # a part of the program of the outer call
         where = _jax.where_now().removeprefix(self._folder)
+        key: tuple[Any, str]
         try:
             found = plan.plan_of_call(declared, args, placed)
             key = found, str(placed.program.jaxpr)

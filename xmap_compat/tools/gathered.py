@@ -41,14 +41,14 @@ class Gathered:
 
 
 def gathered_arguments(
-    program: StagedProgram, arguments: Mapping[Value, tuple[str, Any]]
+    program: StagedProgram, arguments: Mapping[Value, tuple[str, Any] | None]
 ) -> Iterator[Gathered]:
     """The arguments that a program passes unchanged to calls, and that are gathered there.
 
     Args:
       arguments: the path of each argument, and the array.
     """
-    known = dict(arguments)
+    known: dict[Any, tuple[str, Any] | None] = dict(arguments)
     for operation in program.operations:
         given = [known.get(value) for value in operation.operands]
         if operation.name == "reshard":  # before a call over Explicit axes
@@ -99,5 +99,6 @@ def _spec_of(leaf: Any, mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return ()
-    is_over_mesh = dict(sharding.mesh.shape) == dict(mesh_shape)
-    return tuple(sharding.spec) if is_over_mesh else ()
+    if dict(sharding.mesh.shape) != dict(mesh_shape):
+        return ()
+    return tuple(sharding.spec)

@@ -38,7 +38,7 @@ def block_holders(array: Array, mesh: _jax.AnyMesh | None) -> np.ndarray:
     """For each block of an array (its index in every dimension) the positions in the mesh that hold
     it.
     """
-    shape = {} if mesh is None else dict(mesh.shape)
+    shape = dict(getattr(mesh, "shape", {}))
     split = _split_axes(array)
     # Axes that split nothing come last, and hold copies.
     order = list(dict.fromkeys([*itertools.chain(*split), *shape]))
@@ -70,25 +70,34 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
     shown = sorted(by_weight[:2])
     others = sorted(by_weight[2:])
     blocks = blocks.transpose(*others, *shown, -1)
-    titles = [_title(array, k) for k in shown]
-    sizes = [array.shape[k] for k in shown]
+    titles = []
+    sizes = []
+    for k in shown:
+        titles.append(_title(array, k))
+        sizes.append(array.shape[k])
     while len(titles) < 2:
         blocks = blocks[None]
         titles.insert(0, "")
         sizes.insert(0, 1)
     further = listed(_in_words(array, k) for k in others)
-    titles.append(f"and {further}" if others else "")
+    if further:
+        further = f"and {further}"
+    titles.append(further)
     panels = []
     for index in np.ndindex(blocks.shape[:-3]):
-        cut = [(k, at) for k, at in zip(others, index) if parts[k] > 1]
-        label = listed(f"{_name(array, k)} part {at}" for k, at in cut)
-        panels.append((label, blocks[index].tolist()))
+        label = []
+        for k, at in zip(others, index):
+            if parts[k] > 1:
+                label.append(f"{_name(array, k)} part {at}")
+        panels.append((listed(label), blocks[index].tolist()))
     return Grid(titles, sizes, panels)
 
 
 def _name(array: Array, k: int) -> str:
     name = array.axes[k]
-    return str(array.shape[k]) if name is None else str(name)
+    if name is None:
+        return str(array.shape[k])
+    return str(name)
 
 
 def _title(array: Array, k: int) -> str:
@@ -97,12 +106,17 @@ def _title(array: Array, k: int) -> str:
     if array.axes[k] is not None:
         title = f"{array.axes[k]} {title}"
     over = _split_axes(array)[k]
-    return f"{title} over {listed(over)}" if over and over != (array.axes[k],) else title
+    is_mesh_axis = over == (array.axes[k],)
+    if over and not is_mesh_axis:
+        title += f" over {listed(over)}"
+    return title
 
 
 def _in_words(array: Array, k: int) -> str:
     title = _title(array, k)
-    return title if array.axes[k] is not None else f"a dimension of {title} without a name"
+    if array.axes[k] is None:
+        return f"a dimension of {title} without a name"
+    return title
 
 
 def mesh_array(mesh: _jax.AnyMesh) -> Array:
@@ -123,8 +137,10 @@ def alike(arrays: Iterable[Array]) -> Iterator[tuple[str, Array]]:
 
     for group in by_key(arrays, layout).values():
         names = [array.path for array in group]
-        joined = ", ".join(names)
-        yield joined if len(joined) <= MOST_LETTERS else with_more(names), group[0]
+        title = ", ".join(names)
+        if len(title) > MOST_LETTERS:
+            title = with_more(names)
+        yield title, group[0]
 
 
 MOST_DEVICES = 256
@@ -161,8 +177,13 @@ def ranges(numbers: Iterable[int]) -> str:
     if len(numbers) > 4 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
     runs = by_key(enumerate(numbers), lambda at: at[1] - at[0])
-    words = []
+    words: list[str] = []
     for run in runs.values():
-        own = [number for _, number in run]
-        words += [f"{own[0]}-{own[-1]}"] if len(own) > 2 else map(str, own)
+        first = run[0][1]
+        last = run[-1][1]
+        words.append(str(first))
+        if len(run) > 2:
+            words[-1] += f"-{last}"
+        elif len(run) == 2:
+            words.append(str(last))
     return " ".join(words)

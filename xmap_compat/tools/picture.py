@@ -47,8 +47,8 @@ def _colours_of(mesh: _jax.AnyMesh | None) -> list[Colour]:
     colours: list[Colour] = [(0, 0)] * mesh.size
     for hue, devices in enumerate(by_hue):
         for shade, device in enumerate(devices):
-            lightness = 82 - 26 * shade / max(shades - 1, 1)
-            colours[device] = 360 * hue / hues, lightness
+            part = shade / max(shades - 1, 1)
+            colours[device] = 360 * hue / hues, 82 - 26 * part
     return colours
 
 
@@ -56,10 +56,10 @@ def _shared(some: Sequence[Colour]) -> str:
     """The common part of colours: their hue and mean lightness; if hues differ, a pale grey of that
     lightness.
     """
-    hues = {hue for hue, _ in some}
-    lightness = sum(light for _, light in some) / len(some)
-    if len(hues) == 1:
-        return f"hsl({some[0][0]:.0f},60%,{lightness:.0f}%)"
+    hues, lights = zip(*some)
+    lightness = sum(lights) / len(some)
+    if len(set(hues)) == 1:
+        return f"hsl({hues[0]:.0f},60%,{lightness:.0f}%)"
     return f"hsl(0,0%,{50 + lightness / 2:.0f}%)"
 
 
@@ -120,11 +120,13 @@ class _Canvas:
         self.elements.append(f"<{' '.join(words)}>{content}</{tag}>")
 
     def rect(self, x, y, w, h, tip="", **attributes):
-        title = f"<title>{escape(tip)}</title>" if tip else ""
-        self.add("rect", title, x=x, y=y, width=w, height=h, **attributes)
+        if tip:
+            tip = f"<title>{escape(tip)}</title>"
+        self.add("rect", tip, x=x, y=y, width=w, height=h, **attributes)
 
     def text(self, x, y, content, size, kind, **attributes):
-        self.add("text", escape(content), x=x, y=y, font_size=size, class_=kind, **attributes)
+        content = escape(content)
+        self.add("text", content, x=x, y=y, font_size=size, class_=kind, **attributes)
 
     def line(self, content: str, size: float = 11, kind: str = "faint", room=COLUMN) -> None:
         """A line of text, which is cut off where it has no more room."""
@@ -159,7 +161,8 @@ class _Canvas:
         room.
         """
         kind = "on"
-        paint = {"fill": _shared([self.colours[k] for k in holders])}
+        colours = [self.colours[k] for k in holders]
+        paint = {"fill": _shared(colours)}
         label = ranges(self.ids[k] for k in holders)
         if self.everywhere and len(holders) == len(self.ids):
             kind = ""
@@ -168,7 +171,8 @@ class _Canvas:
         self.rect(x, y, w, h, tip, stroke="#374151", **paint)
         if len(label) * 5 * LETTER > w - 2:
             label = f"{self.ids[holders[0]]}…"
-        size = min(11, 0.75 * h, (w - 2) / LETTER / len(label))
+        room = w - 2
+        size = min(11, 0.75 * h, room / LETTER / len(label))
         if self.everywhere and size >= 5:
             baseline = y + h / 2 + 0.36 * size
             self.text(x + w / 2, baseline, label, size, kind, text_anchor="middle")
@@ -202,15 +206,24 @@ def _(plan: Plan) -> str:
     _draw_mesh(canvas, plan.mesh)
     _draw_legend(canvas, drawn[:MAX_CALLS])
     for call in drawn[:MAX_CALLS]:
-        of = "" if call.function == plan.function else f" of {call.function}"
+        of = ""
+        if call.function != plan.function:
+            of = f" of {call.function}"
         _draw_arrays(canvas, f"arguments{of}", call.arguments)
         _draw_arrays(canvas, f"results{of}", call.results)
-    others = [call.function for call in plan.calls if call not in drawn[:MAX_CALLS]]
-    if others:
-        canvas.title(f"not drawn: the arrays of {listed(dict.fromkeys(others))}")
+    _note_others(canvas, plan, drawn[:MAX_CALLS])
     if plan.transfers:
         _draw_collectives(canvas, plan)
     return canvas.document(f"{plan.function}: arrays on devices")
+
+
+def _note_others(canvas: _Canvas, plan: Plan, drawn: Sequence[Call]) -> None:
+    others: dict[str, None] = {}
+    for call in plan.calls:
+        if call not in drawn:
+            others[call.function] = None
+    if others:
+        canvas.title(f"not drawn: the arrays of {listed(others)}")
 
 
 def _draw_mesh(canvas: _Canvas, whole: _jax.AnyMesh | None) -> None:
@@ -233,13 +246,16 @@ def _draw_legend(canvas: _Canvas, calls: Sequence[Call]) -> None:
     longest = max(shape, key=shape.__getitem__)
     others = axes_name(tuple(axis for axis in shape if axis != longest))
     found: dict[str, list[int]] = {}
+    arrays: list[Array] = []
     for call in calls:
-        for array in (*call.arguments, *call.results):
-            holders = block_holders(array, canvas.mesh)
-            block = holders.reshape(-1, holders.shape[-1])[0].tolist()
-            if 1 < len(block) < len(canvas.ids):
-                hues = {canvas.colours[k][0] for k in block}
-                found.setdefault(others if len(hues) > 1 else longest, block)
+        arrays += [*call.arguments, *call.results]
+    for array in arrays:
+        holders = block_holders(array, canvas.mesh)
+        block = holders.reshape(-1, holders.shape[-1])[0].tolist()
+        if 1 < len(block) < len(canvas.ids):
+            hues = {canvas.colours[k][0] for k in block}
+            axis = longest if len(hues) == 1 else others
+            found.setdefault(axis, block)
     if found:
         canvas.title("blocks on several devices")
     for axis, block in found.items():
@@ -296,12 +312,15 @@ def _draw_grid(canvas: _Canvas, array: Array, tip: str) -> None:
             canvas.line(label)
         canvas.y += 6
         h = height / len(cells)
-        for r, row in enumerate(cells):
-            y = canvas.y + r * h
+        y = canvas.y
+        for row in cells:
+            x = canvas.x
             w = width / len(row)
-            for c, held in enumerate(row):
+            for held in row:
                 devices = ranges(canvas.ids[k] for k in held)
-                canvas.block(canvas.x + c * w, y, w, h, held, f"{tip} {devices}")
+                canvas.block(x, y, w, h, held, f"{tip} {devices}")
+                x += w
+            y += h
         canvas.rect(canvas.x, canvas.y, width, height, class_="edge", stroke_width=1.6)
         canvas.y += height
 
@@ -310,13 +329,15 @@ def _sides(grid: Grid) -> tuple[float, float]:
     """The width and the height of a drawing."""
     cells = grid.panels[0][1]
     down, across = (max(size, 1) for size in grid.sizes)
-    tall = SHORT
+    tall: float = SHORT
     if any(grid.titles):
         tall = LONG * min(1, down / across)
     wide = LONG * min(1, across / down)
     width = max(wide, len(cells[0]) * 3 * BLOCK)
     height = max(tall, len(cells) * BLOCK, SHORT)
-    return min(width, COLUMN), min(height, LONG)
+    width = min(width, COLUMN)
+    height = min(height, LONG)
+    return width, height
 
 
 def _draw_collectives(canvas: _Canvas, plan: Plan) -> None:
@@ -330,13 +351,14 @@ def _draw_collectives(canvas: _Canvas, plan: Plan) -> None:
     for group, count in zip(groups[:MAX_BARS], counts):
         c = group[0]
         words = f"{c.name}: {sent(group)}"
+        kind = BACK if c.derivative else SENT
         if len(group) > 1:
             words += f", {len(group)} times"
         if c.where is not None:
             words += f" ({c.where})"
         canvas.line(words, kind="", room=ROOM)
         canvas.line(c.became, room=ROOM)
-        canvas.bar(count / largest, BACK if c.derivative else SENT)
+        canvas.bar(count / largest, kind)
     canvas.more(len(groups), "plan.collectives")
 
 

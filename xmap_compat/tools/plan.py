@@ -19,12 +19,13 @@ import jax
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax, api
-from xmap_compat.core.call import Declaration, PlacedCall, partition_spec, place_call
+from xmap_compat.core.arguments import Declaration
+from xmap_compat.core.call import PlacedCall, partition_spec, place_call
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.execute import execute
 from xmap_compat.core.mesh import check_mesh, entered
 from xmap_compat.core.named_shape import is_array
-from xmap_compat.core.nested import named_scopes
+from xmap_compat.core.nested.axes import calls_in
 from xmap_compat.core.placement import Placement, enclosing_bodies
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watcher, watching
@@ -286,7 +287,7 @@ def plan_of_call(
 
     @functools.wraps(declared.fun, updated=())
     def call(*args):
-        made = place_call(declared, args) if placed is None else placed
+        made = placed or place_call(declared, args)
         watcher().traced(declared, made, args)
         return execute(made, jax.tree.leaves(args))
 
@@ -347,7 +348,7 @@ def _call(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> C
 def _nested(jaxpr: Any) -> Iterator[Nested]:
     """Each nested call is at the call that holds its equations."""
     for eqn, around in _jax.walk(jaxpr):
-        calls = named_scopes.calls_in(str(eqn.source_info.name_stack))
+        calls = calls_in(str(eqn.source_info.name_stack))
         if not calls:
             continue
         positions = [position_of(outer) for outer in reversed(around)]
@@ -373,10 +374,10 @@ def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
     name.
     """
     try:
-        parameters = inspect.signature(fun).parameters.values()
+        parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
-        parameters = ()
-    names = []
+        parameters = []
+    names: list[str] = []
     rest = "args"
     first = 0
     for parameter in parameters:

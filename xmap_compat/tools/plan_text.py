@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -79,7 +80,9 @@ def _show_mesh(mesh: _jax.AnyMesh | None) -> str:
     if mesh is None:
         return "one device"
     platform = platform_of(mesh)
-    kind = f"{platform} device" if platform else "device"
+    kind = "device"
+    if platform:
+        kind = f"{platform} device"
     return f"mesh {axes_text(mesh.shape)} ({plural(mesh.size, kind)})"
 
 
@@ -91,7 +94,9 @@ def _tables(plan: Plan) -> dict[str, Rows]:
     results: Rows = [("result", *titles)]
     for call in plan.calls:
         # Names of several calls are told apart.
-        of = f" of {call.function}" if len(plan.calls) > 1 else ""
+        of = ""
+        if len(plan.calls) > 1:
+            of = f" of {call.function}"
         axes.extend(_axis_row(axis, of) for axis in call.axes)
         for nested in call.nested:
             axes.extend(_axis_row(axis, f" of {nested.function}") for axis in nested.axes)
@@ -109,8 +114,9 @@ def _tables(plan: Plan) -> dict[str, Rows]:
 def _axis_row(axis: Placement, of: str) -> Row:
     resources = [str(mesh_axis) for mesh_axis in axis.mesh_axes]
     for loop, length in zip(axis.loops, axis.loop_sizes):
-        is_anonymous = isinstance(loop, tuple)
-        resources.append(f"SerialLoop({length})" if is_anonymous else str(loop))
+        if isinstance(loop, tuple):  # it has no name
+            loop = f"SerialLoop({length})"
+        resources.append(str(loop))
     words = {
         "shard_map": f"shard_map over {listed(axis.mesh_axes)}",
         "loop": f"loop of {' x '.join(map(str, axis.loop_sizes))}",
@@ -122,7 +128,9 @@ def _axis_row(axis: Placement, of: str) -> Row:
 
 
 def _array_row(array: Array, of: str) -> Row:
-    dims = ["." if name is None else str(name) for name in array.axes]
+    dims = []
+    for name in array.axes:
+        dims.append("." if name is None else str(name))
     types = array.type, array.device_type, show_spec(array.spec)
     return f"{array.path}{of}", *types, f"[{listed(dims)}]"
 
@@ -208,7 +216,7 @@ def _search_lines(found: Candidates, usable: Sequence[Candidate]) -> Iterator[st
 def _usable_rows(found: Candidates, usable: Sequence[Candidate]) -> Rows:
     """The first candidates of a search, dominated ones last."""
     cells = [_cells(c, found) for c in usable]
-    titles = dict.fromkeys(title for row in cells for title in row)
+    titles = dict.fromkeys(itertools.chain(*cells))
     rows: Rows = [tuple(titles)]
     for row in cells[:MAX_CANDIDATES]:
         rows.append(tuple(row.get(title, "-") for title in titles))
@@ -220,7 +228,9 @@ def _usable_rows(found: Candidates, usable: Sequence[Candidate]) -> Rows:
 
 
 def _cells(c: Candidate, found: Candidates) -> dict[str, str]:
-    cells = {"": "-" if c.dominated else "", "axis_resources": c.name, "devices": str(c.devices)}
+    cells = {"": "-" if c.dominated else ""}
+    cells["axis_resources"] = c.name
+    cells["devices"] = str(c.devices)
     if found.compiled:
         cells["flops"] = show_count(c.flops or 0)
         cells["peak"] = show_bytes(c.peak)

@@ -9,6 +9,7 @@ import itertools
 import math
 import statistics
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -117,7 +118,10 @@ class Candidates(Shown, Sequence[Candidate]):
     @property
     def ties(self) -> str:
         """Which measured candidates cannot be told from the fastest; empty if all can."""
-        fastest, *others = [c for c in self.found if c.seconds is not None] or [None]
+        measured = [c for c in self.found if c.seconds is not None]
+        if not measured:
+            return ""
+        fastest, *others = measured
         near = [c.name for c in others if _differ_by_noise(fastest, c)]
         if not near:
             return ""
@@ -254,7 +258,7 @@ class _Task:
         has_own_shard_map = plan.mesh is not None and not any(known.values())
         self.kinds = dict(self.mesh.shape)
         if has_own_shard_map:
-            self.kinds = {axis: axis for axis in self.mesh.shape}
+            self.kinds = dict(zip(self.kinds, self.kinds))
 
     def _first_step(self) -> Callable[..., Any]:
         fixed = dict(self.fixed)
@@ -285,19 +289,24 @@ class _Task:
             choices = self._undominated(choices, most)
         every: list[Resources] = []
         for chosen in itertools.product(*choices.values()):
-            split = {name: axes for name, axes in zip(choices, chosen) if axes != ()}
-            every.append({**self.fixed, **split})
+            resources = dict(self.fixed)
+            for name, axes in zip(choices, chosen):
+                if axes != ():
+                    resources[name] = axes
+            every.append(resources)
         return list(by_key(every, self._exchanged).values())
 
     def _exchanged(self, resources: Resources) -> str:
         """An assignment with mesh axes named after their kind, in the order in which they occur."""
         names: dict[Any, Any] = {}
+        counts: Counter[Any] = Counter()
         found = {}
         for name, over in parse_axis_resources(resources).items():
             for axis in over:
                 if axis in self.kinds and axis not in names:
-                    alike = [a for a in names if self.kinds[a] == self.kinds[axis]]
-                    names[axis] = self.kinds[axis], len(alike)
+                    kind = self.kinds[axis]
+                    counts[kind] += 1
+                    names[axis] = kind, counts[kind]
             if over:
                 found[name] = [names.get(axis, axis) for axis in over]
         return repr(found)
@@ -307,10 +316,14 @@ class _Task:
         kept: dict[Any, list[Any]] = {}
         differences = {}
         for name, own in choices.items():
-            found = _ranked([self.candidate({**self.fixed, name: axes}) for axes in own])
-            possible = [c for c in found if c.bytes_held is not None]
-            kept[name] = [c.axis_resources[name] for c in possible if not c.dominated]
-            sent = [sum(c.bytes_sent.values()) for c in possible]
+            kept[name] = []
+            sent = []
+            for c in _ranked(self.candidate({**self.fixed, name: axes}) for axes in own):
+                if c.bytes_held is None:
+                    continue
+                sent.append(sum(c.bytes_sent.values()))
+                if not c.dominated:
+                    kept[name].append(c.axis_resources[name])
             differences[name] = max(sent) - min(sent)
         if math.prod(map(len, kept.values())) > most:
             proposed = min(differences, key=differences.__getitem__)
@@ -342,7 +355,7 @@ class _Task:
                 ignored.append(name)
         if ignored:
             raise _ignored_resources(ignored)
-        used = set()
+        used: set[Any] = set()
         for _, axes in placed:
             used.update(getattr(axis, "mesh_axis", axis) for axis in axes)
         devices = math.prod(size for axis, size in self.mesh.shape.items() if axis in used)
@@ -366,15 +379,15 @@ class _Task:
         """
         done = list(found)
         compiled = {}
-        usable = [k for k, c in enumerate(found) if c.refused is None]
-        for k in usable[:count]:
+        for c in usable_of(found)[:count]:
+            k = done.index(c)
             try:
                 step = compile_step(self.make(dict(found[k].axis_resources)), self.args)
                 _seconds(step, self.args)
                 compiled[k] = step
             except Exception as error:  # too little memory, or an argument that is elsewhere
                 done[k] = dataclasses.replace(found[k], refused=str(error) or repr(error))
-        times: dict[int, list[float]] = {k: [] for k in compiled}
+        times = defaultdict(list)
         for _ in progress(range(ROUNDS), "rounds of calls"):
             for k, step in compiled.items():
                 times[k].append(_seconds(step, self.args))

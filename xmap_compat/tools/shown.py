@@ -63,7 +63,9 @@ def plain(value: Any) -> Any:
 
 def _attributes(value: Any) -> list[str]:
     """The fields and properties of a dataclass."""
-    names = [field.name for field in dataclasses.fields(value)]
+    names = []
+    for field in dataclasses.fields(value):
+        names.append(field.name)
     for name, attribute in vars(type(value)).items():
         if isinstance(attribute, property):
             names.append(name)

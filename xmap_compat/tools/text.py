@@ -33,7 +33,9 @@ def by_key(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 def plural(count: int, noun: str) -> str:
     """``1 element``, ``2 elements``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}s"
 
 
 def listed(items: Iterable[Any]) -> str:
@@ -73,7 +75,9 @@ def _scaled(value: float, step: int, units: Sequence[str]) -> str:
 
 def show_spec(spec: PartitionSpec | None) -> str:
     """``P('x', None)``"""
-    return "-" if spec is None else f"P({listed(map(repr, spec))})"
+    if spec is None:
+        return "-"
+    return f"P({listed(map(repr, spec))})"
 
 
 def axes_name(axes: Any) -> str:
@@ -218,6 +222,8 @@ def with_more(alike: Sequence[str]) -> str:
     def both_ends(found: re.Match[str]) -> str:
         low = found[0]
         high = next(highest)
-        return low if low == high else f"{low[:-1]}..{high[1:]}"
+        if low == high:
+            return low
+        return f"{low[:-1]}..{high[1:]}"
 
     return _INDEX.sub(both_ends, first)

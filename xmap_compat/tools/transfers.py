@@ -65,14 +65,18 @@ class Transfer:
     @property
     def total(self) -> int | None:
         """The bytes that each device sends for it in a call; None in a while loop."""
-        return None if self.times is None else self.bytes_sent * self.times
+        if self.times is None:
+            return None
+        return self.bytes_sent * self.times
 
     @property
     def counted(self) -> int:
         """The bytes that each device sends for it in a call; a while loop counts as one
         iteration.
         """
-        return self.bytes_sent if self.total is None else self.total
+        if self.times is None:
+            return self.bytes_sent
+        return self.bytes_sent * self.times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +107,9 @@ class Collective:
         name = self.primitive
         if self.axes:
             name += f" over {listed(self.axes)}"
-        return f"{name}, derivative" if self.derivative else name
+        if self.derivative:
+            name += ", derivative"
+        return name
 
     @property
     def bytes_sent(self) -> int | None:
@@ -134,7 +140,7 @@ def sent_over(transfers: Iterable[Transfer], mesh: _jax.AnyMesh | None) -> dict[
 
     A transfer over several axes at once counts for the tuple of these, in the order of the mesh.
     """
-    axes = () if mesh is None else mesh.axis_names
+    axes = getattr(mesh, "axis_names", ())
     sent: dict[Any, int] = dict.fromkeys(axes, 0)
     for transfer in transfers:
         over = [axis for axis in axes if axis in transfer.mesh_axes]
@@ -404,7 +410,7 @@ def _collective(source: _Source, derivative: bool, steps: Sequence[Transfer | st
     if source.primitive == "while":
         words.insert(0, "agreement of the devices to go on")
     if words != [RESHAPED]:
-        words = [word for word in words if word != RESHAPED]
+        words = list(filter(RESHAPED.__ne__, words))
     became = ", ".join(words) or "nothing to do"
     transfers = tuple(what for what in steps if isinstance(what, Transfer))
     name = source.primitive
@@ -424,13 +430,17 @@ def _in_words(what: Transfer | str) -> str:
         words += " (each iteration)"
     elif what.times > 1:
         words += f" ({what.times} times)"
-    return f"{words} (in a branch)" if what.conditional else words
+    if what.conditional:
+        words += " (in a branch)"
+    return words
 
 
 def _product(operation: Operation) -> str | None:
     """A sum over an axis that a value does not vary over is a multiplication by its size."""
     factors = [v.val for v in operation.eqn.invars if isinstance(v, _jax.Literal)]
-    return f"times {int(np.real(factors[0]))}" if len(factors) == 1 else None
+    if len(factors) != 1:
+        return None
+    return f"times {int(np.real(factors[0]))}"
 
 
 def _crossing(operation: Operation) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ def innermost() -> tuple[Any, Any]:
 
 # All names are tried here: a context that fails while it is entered would stay entered by half.
 thread_resources.stack[-1]._replace(physical_mesh=innermost()[1])
+_exit_of_jax = jax.sharding.Mesh.__exit__
 
 
 def push(mesh: jax.sharding.Mesh) -> Any:
@@ -39,13 +40,16 @@ def replace(mesh: jax.sharding.Mesh, base: bool = False) -> Any:
     """Put a mesh in the place of the innermost mesh, or of the mesh outside of all contexts."""
     at = 0 if base else -1
     thread_resources.stack[at] = made = thread_resources.env._replace(physical_mesh=mesh)
-    thread_resources.env = thread_resources.stack[-1]
+    thread_resources.stack.append(thread_resources.stack[-1])
+    pop()
     return made
 
 
 def pop() -> None:
-    thread_resources.stack.pop()
-    thread_resources.env = thread_resources.stack[-1]
+    """Leave the innermost context, as JAX does: what lies below is in scope, and all of it in jit's
+    cache key, in whichever order contexts of JAX and of ours end.
+    """
+    _exit_of_jax(innermost()[1], None, None, None)
 
 
 def bare_specs(restoration: Restoration) -> None:

@@ -8,6 +8,7 @@ outermost xmap.
 2. It is evaluated at once, into the outer program.  ``boundary`` takes a device's part of each
    argument, and gathers the results again; collectives between devices become our own primitives.
 3. The outermost xmap translates these (``core/device_primitives.py``) to collectives over its
-devices. 4. ``named_scopes`` puts a named scope around the equations of an inner call, by which
-plans find them again.
+   devices.
+4. ``axes`` also puts a named scope around the equations of an inner call, by which
+   plans find them again.
 """

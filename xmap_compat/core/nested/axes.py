@@ -1,10 +1,16 @@
-"""Mesh axes as named axes: which of them an xmap offers to those nested in it, and which these
-need.
+"""Mesh axes as named axes: which of them an xmap offers to those nested in it; and the named scopes by
+which plans find the equations of a nested call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+
+import jax
 
 from xmap_compat import _jax
 from xmap_compat.core.placement import MeshAxis, Placement, Scope, enclosing_bodies
@@ -40,3 +46,38 @@ def as_placements(
         axis: Placement(axis, size, (axis if nested else axis.mesh_axis,), (size,))
         for axis, size in axes.items()
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class NestedCall:
+    """A call of an xmapped function in the body of another.
+
+    Attributes:
+      function: its name.
+      axes: its named axes and how they are executed.
+    """
+
+    function: str
+    axes: tuple[Placement, ...]
+
+
+# Equal calls share one scope: this grows with the axes of a program, and not with its calls.
+_calls: dict[str, NestedCall] = {}
+
+
+@contextlib.contextmanager
+def named_scope(call: NestedCall) -> Iterator[None]:
+    """The named scope around what a nested call traces."""
+    digest = hashlib.blake2s(repr(call).encode(), digest_size=8).hexdigest()
+    _calls[digest] = call
+    with jax.named_scope(f"nested_xmap_{digest}"):
+        yield
+
+
+def calls_in(name_stack: str) -> list[NestedCall]:
+    """The nested calls, outermost first, that an equation with these named scopes comes from."""
+    return [
+        _calls[digest]
+        for digest in re.findall(r"nested_xmap_([0-9a-f]{16})", name_stack)
+        if digest in _calls
+    ]

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.batch import apply_positional, device_index, index_of
 from xmap_compat.core.collectives import collective, varied
 from xmap_compat.core.device import (
     DeviceView,
@@ -26,7 +26,6 @@ from xmap_compat.core.device import (
     own_parts,
     times_elements,
 )
-from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names, check_permutation
 from xmap_compat.core.rules.groups import exchanged_in_groups
 from xmap_compat.core.specs import AxisNames

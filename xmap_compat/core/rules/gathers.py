@@ -8,11 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from xmap_compat.core.batch import bind_named
+from xmap_compat.core.batch import bind_named, index_of
 from xmap_compat.core.collectives import collective, reduced, varied, varied_over_devices
 from xmap_compat.core.device import DeviceView, cast_to, gather_over
 from xmap_compat.core.device_primitives import gather_p, sum_p, take_p, vary_p
-from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.rules.exchanges import take_own

@@ -10,9 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.batch import apply_positional, index_of
 from xmap_compat.core.device import DeviceView, gather_over
-from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.values import NamedValue
 

@@ -53,7 +53,9 @@ def _reduced(
 
     It is bound on the result, too, because it also reduces over what is mapped around this xmap.
     """
-    reduce = {"max": max_over, "min": min_over}[reduction_of(eqn)]
+    reduce = max_over
+    if reduction_of(eqn) == "min":
+        reduce = min_over
     is_bool = value.data.dtype == np.bool_
     if is_bool:
         integers = lax.convert_element_type(value.data, np.int32)

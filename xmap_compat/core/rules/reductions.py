@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.batch import apply_positional, index_of
 from xmap_compat.core.collectives import collective, reduced
 from xmap_compat.core.device import (
     DeviceView,
@@ -20,7 +20,6 @@ from xmap_compat.core.device import (
     sum_devices,
     times_elements,
 )
-from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names, check_source, positions
 from xmap_compat.core.rules.groups import reduced_in_groups
 from xmap_compat.core.specs import AxisNames

@@ -1,4 +1,6 @@
-"""Callables that custom rules hold: traced as the body was, then evaluated on named values."""
+"""Callables that custom rules hold: traced as the body was, then evaluated on named values; and the
+derivative of one equation as a program of its own, which stage 4 and the comparison of processes ask.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,6 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.collectives import collectives_in, collectives_of
 from xmap_compat.core.combining import may_combine
-from xmap_compat.core.derivatives import derivative
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.specs import AxisName
@@ -171,3 +172,36 @@ def positional_zero(value: NamedValue) -> Any:
 def _positional_type(value: NamedValue) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(value.data)
     return jax.ShapeDtypeStruct(value.positional_shape(), aval.dtype, weak_type=aval.weak_type)
+
+
+def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
+    """An equation and its derivative, as a jaxpr: ``(*operands, *tangents) -> (*results,
+    *tangents)``.
+
+    For a function with a backward rule it is ``(*operands, *cotangents) -> (*results,
+    *cotangents)``.  Integers have no tangents there, and values that a function with a backward
+    rule closes over have no cotangents.
+    """
+    backward = isinstance(held := _jax.read(eqn), _jax.CustomVjp)
+    operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
+    smooth = [is_smooth(x) and k >= getattr(held, "num_consts", 0) for k, x in enumerate(operands)]
+
+    def apply(*args):
+        values, seeds = args[: len(smooth)], args[len(smooth) :]
+
+        def fun(*primals):
+            rest = iter(primals)
+            outs = _jax.bind(
+                eqn.primitive, [next(rest) if s else x for s, x in zip(smooth, values)], eqn.params
+            )
+            return tuple(filter(is_smooth, outs)), outs
+
+        primals = tuple(itertools.compress(values, smooth))
+        if not backward:
+            _, tangents, outs = jax.jvp(fun, primals, seeds, has_aux=True)
+            return outs, tangents
+        _, pull, outs = jax.vjp(fun, *primals, has_aux=True)
+        return outs, pull(seeds)
+
+    avals = [*operands, *filter(is_smooth, results if backward else operands)]
+    return trace(apply, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])

@@ -65,11 +65,10 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import once
-from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.batch import apply_positional, index_of
 from xmap_compat.core.collectives import collectives_in, collectives_of
 from xmap_compat.core.device import laid_out, laid_out_over, own_parts
 from xmap_compat.core.evaluate import Evaluator
-from xmap_compat.core.indices import index_of
 from xmap_compat.core.names import NONE, Names
 from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.rules.reductions import sum_over

@@ -186,8 +186,8 @@ class _Constants:
     def restored(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """A backward rule that takes only the other residuals, before the cotangents."""
 
-        def apply(*args):
-            args = list(args)
+        def apply(*others):
+            args = list(others)
             for position, value in self.values:
                 args.insert(position, value)
             return rule(*args)

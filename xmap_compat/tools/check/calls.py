@@ -16,10 +16,10 @@ XMAP = f"{table.MAPS}.xmap"
 _PARTIAL = ("functools.partial", "jax.tree_util.Partial")
 _SPECS = "jax.sharding.PartitionSpec"
 # What takes a name away from the axes that a result varies over; and what may, given a name.
-_COLLECTIVES = ("psum", "pmean", "pmax", "pmin", "pdot", "xeinsum", "all_gather", "psum_scatter")
-_COLLECTIVES += ("pargmax", "pargmin")
-_REDUCTIONS = ("einsum", "sum", "mean", "max", "min", "prod", "var", "std", "any", "all")
-_REDUCTIONS += ("logsumexp",)
+_COLLECTIVES = {"psum", "pmean", "pmax", "pmin", "pdot", "xeinsum", "all_gather", "psum_scatter"}
+_COLLECTIVES |= {"pargmax", "pargmin"}
+_REDUCTIONS = {"einsum", "sum", "mean", "max", "min", "prod", "var", "std", "any", "all"}
+_REDUCTIONS |= {"logsumexp"}
 ANY = "*"
 
 

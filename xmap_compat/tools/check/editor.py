@@ -15,7 +15,14 @@ from typing import Any
 from xmap_compat.tools.check import calls, guards, table
 from xmap_compat.tools.check.findings import Checked, Finding
 from xmap_compat.tools.source.bindings import Names
-from xmap_compat.tools.source.layout import Edit, applied, before_jax, in_place_of, replacing
+from xmap_compat.tools.source.layout import (
+    Edit,
+    applied,
+    before_jax,
+    in_place_of,
+    replacing,
+    without_keyword,
+)
 from xmap_compat.tools.source.reading import Program, read
 
 INSTALL = "import xmap_compat; xmap_compat.install()"
@@ -171,6 +178,10 @@ class _File:
         now = self._now(finding)
         if isinstance(node, ast.keyword) and self._keyword(node, finding.gone):
             return
+        if isinstance(node, ast.keyword) and node.arg and finding.gone.is_left_out:
+            self.edits.append(without_keyword(node, self._lines))
+            self._rewritten.update(ast.walk(node))
+            return
         is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
         if is_read and now and self._attribute(node, now):
             self._rewritten.add(node)
@@ -224,8 +235,9 @@ class _File:
         if local in self._exported:
             return True
         for node in self._names.nodes:
-            is_read = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
-            if is_read and node.id == local and self._stays(node):
+            if not isinstance(node, ast.Name) or isinstance(node.ctx, ast.Store):
+                continue
+            if node.id == local and self._stays(node):
                 return True
         return False
 

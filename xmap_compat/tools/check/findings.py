@@ -84,7 +84,7 @@ def check(
     for program in progress(near):
         uses[program.path] = list(_Reader(program).uses(reported[program.path]))
     told = facts.ask({use.name for own in uses.values() for use in own})
-    found = []
+    found: list[Finding] = []
     for program in programs:
         found += _judged(program, uses.get(program.path, ()), told)
         for line, column, message in program.errors:

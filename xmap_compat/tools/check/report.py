@@ -146,7 +146,7 @@ class _Xmapped:
         functools.update_wrapper(self, function, updated=())
         self.__wrapped__ = function.__wrapped__
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._function)
 

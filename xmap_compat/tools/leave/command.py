@@ -93,12 +93,15 @@ class Leaving:
         program = edits.Program(found, contents, self.beside)
         program.judge()
         neighbours.judge(found.constructions, program.sources, [self.cwd, self.beside])
-        self.check_called(found, code)
-        others = edits.others_that_need(contents, {self.cwd, self.beside})
+        others = neighbours.others_that_need(program.sources, [self.cwd, self.beside])
+        # Its xmaps may have left already, in modules that it imports.
+        has_left = not (found.constructions or code or program.helper.before is None)
+        if not has_left or not program.edited([], others).changes:
+            self.check_called(found, code)
         edited = None
         while True:
             patched = self.patched(found)
-            if not patched:
+            if not patched and not has_left:
                 edited = None
                 break
             edited = program.edited(patched, others)
@@ -191,8 +194,10 @@ class Leaving:
         folders = spec["folders"]
         spec |= {"records": records, "stopped": found.ended == "stopped"}
         spec["places"] = [(moved(folders, path), *of) for path, *of in edited.places]
-        spec["edited"] = [moved(folders, path) for path in found.files]
-        spec["some stay"] = bool(edited.left)
+        files = {moved(folders, p): p for p in found.files if p != edited.helper.path}
+        spec["edited"] = [*files]
+        stays = len(patched) < len(found.constructions)
+        spec["some stay"] = stays or bool(edited.left)
         self.put(folders, edited)
         limit = max(120.0, 10 * self.seconds)
         what = f"comparing the edited program, for at most {limit:.0f} s"
@@ -202,7 +207,11 @@ class Leaving:
             seen = json.loads(patch.contents(spec["result"]))
         problems = {}
         for number, text in seen.get("problems", {}).items():
-            problems[int(number)] = messages.FOUND_TO_DIFFER.format(text)
+            where = shown = ""
+            if number in seen.get("raised", {}):
+                file, line = seen["raised"][number]
+                where, shown = edited.line_before(files[file], line)
+            problems[int(number)] = messages.differs(text, where, shown)
         if not seen.get("whole") and seen.get("comparing", -1) >= 0:
             problems.setdefault(seen["comparing"], messages.DIES.format(seconds=limit))
         if problems:
@@ -210,6 +219,8 @@ class Leaving:
         why = self.otherwise(found, first_code, seen, code)
         if why:
             self.show(spec)
+            if not patched:
+                raise Refused(messages.NOT_VERIFIED.format(why))
             return {c.number: messages.NOT_VERIFIED.format(why) for c in patched}
         for c in patched:
             agreed = seen["agreed"].get(str(c.number), 0)

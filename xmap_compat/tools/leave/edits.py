@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from xmap_compat.tools.check import editor, findings, table
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Collective, Construction, Found
 from xmap_compat.tools.leave.helper_text import FUNCTIONS
-from xmap_compat.tools.leave.patch import Changes, Refused
+from xmap_compat.tools.leave.patch import Changes, Refused, contents
 from xmap_compat.tools.leave.place_of_helper import Helper
 from xmap_compat.tools.leave.places import GONE, HOMES, Source, span_of
 from xmap_compat.tools.source.bindings import IMPORTS, Names
-from xmap_compat.tools.source.layout import applied, program_of, replacing
+from xmap_compat.tools.source.layout import applied, program_of, python_of, replacing
 from xmap_compat.tools.source.renaming import TOKEN, Renaming
 
 _CONSTRAINT = "jax.experimental.pjit.with_sharding_constraint"
@@ -41,9 +42,10 @@ class Edited:
     """A program's files with edits.
 
     Attributes:
-      texts: the new contents of the files that change, and of the helper file.
+      changes: the old and the new contents of the files that change, and of the helper file.
       places: where each construction is made now: file, line, column, number.
       left: for what the program still needs this package.
+      functions: what the helper file is to have.
     """
 
     changes: Changes
@@ -51,6 +53,19 @@ class Edited:
     left: list[str]
     helper: Helper
     functions: Sequence[str]
+
+    def line_before(self, path: str, line: int) -> tuple[str, str]:
+        """The place and the text that a line of a file had before the edits."""
+        same = contents(path)
+        before, after = self.changes.get(path, (same, same))
+        old = python_of(before or b"", path).split("\n")
+        new = python_of(after, path).split("\n")
+        number = line
+        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+        for _, start, end, new_start, new_end in matcher.get_opcodes():
+            if new_start < line <= new_end:
+                number = max(1, min(start + line - new_start, end))
+        return f"{os.path.basename(path)}:{number}", old[number - 1].strip()
 
 
 class Program:
@@ -162,7 +177,7 @@ class Program:
         texts, left = modernized(tuple(texts.items()))
         left += [name for path, data in texts.items() for name in _old_names(path, data)]
         left += [os.path.basename(path) for path in others]
-        if not left:
+        if not (left or stays):
             texts = {path: _without_install(path, data) for path, data in texts.items()}
         new: dict[str, tuple[bytes | None, bytes]] = {}
         for path, data in texts.items():
@@ -212,9 +227,10 @@ class Program:
         self.functions.add(name)
 
     def _ask_xmap(self, source: Source, renaming: Renaming, c: Construction) -> None:
-        (callee,) = source.xmaps(c.line, c.column) or [None]
-        if callee is None:
+        callees = source.xmaps(c.line, c.column)
+        if not callees:
             return
+        (callee,) = callees
         text, options = "{h:mapped}", "undeclared=True" * c.undeclared
         call: Any = source.names.parents[callee]
         keywords = {k.arg for k in call.keywords}
@@ -254,18 +270,17 @@ class Program:
     ) -> list[tuple[str, int, int, int]]:
         """Where the constructions of a file are made now: what stands there keeps its order."""
         source = self.sources[path]
-        before: list[tuple[Any, int]] = []
+        before = [(span_of(node), -1) for node in _mapped_in(source.names)]
         for c in patched:
             if c.file == path:
                 (callee,) = source.xmaps(c.line, c.column)
                 before.append((span_of(callee), c.number))
-        before += [(span_of(node), -1) for node in _mapped_in(source.names)]
-        now = sorted(_mapped_in(Names(program_of(data, path).tree)), key=span_of)
+        names = Names(program_of(data, path).tree)
+        now = sorted(_mapped_in(names), key=span_of)
         if len(now) != len(before):
             raise Refused(messages.LOST.format(path=path))
         found = []
-        names = Names(program_of(data, path).tree)
-        for node, (_, number) in zip(sorted(_mapped_in(names), key=span_of), sorted(before)):
+        for node, (_, number) in zip(now, sorted(before)):
             call: Any = names.parents[node]
             if number >= 0:
                 found.append((path, call.lineno, call.col_offset, number))
@@ -309,7 +324,7 @@ def _old_names(path: str, data: bytes) -> list[str]:
     installs = {id(part) for node in _install_calls(names) for part in ast.walk(node)}
     for node in names.nodes:
         if isinstance(node, IMPORTS):
-            for alias in _old_aliases(node):
+            for alias in old_aliases(node):
                 local = alias.asname or alias.name.partition(".")[0]
                 loads = [n for n in names.nodes if isinstance(n, ast.Name) and n.id == local]
                 if not loads or any(id(n) not in installs for n in loads):
@@ -317,7 +332,7 @@ def _old_names(path: str, data: bytes) -> list[str]:
     return found
 
 
-def _old_aliases(node: Any) -> list[ast.alias]:
+def old_aliases(node: Any) -> list[ast.alias]:
     home = ""
     if isinstance(node, ast.ImportFrom):
         home = f"{'.' * node.level}{node.module or ''}."
@@ -340,37 +355,3 @@ def _without_install(path: str, data: bytes) -> bytes:
     for statement in calls:
         renaming.remove(statement)
     return applied(data, path, renaming.edits())
-
-
-def others_that_need(files: Iterable[str], roots: Iterable[str]) -> list[str]:
-    """Files that files of the program import, directly or not, which did not run and hold names of
-    xmap.
-    """
-    roots, ran = [*roots], {*files}
-    seen, pending, found = {*ran}, [*ran], []
-    while pending:
-        path = pending.pop()
-        with open(path, "rb") as file:
-            nodes = Names(program_of(file.read(), path).tree).nodes
-        for node in (n for n in nodes if isinstance(n, IMPORTS)):
-            if path not in ran and _old_aliases(node):
-                found.append(path)
-            for other in _files_of(node, [os.path.dirname(path), *roots]):
-                if other not in seen:
-                    seen.add(other)
-                    pending.append(other)
-    return sorted({*found})
-
-
-def _files_of(node: Any, folders: Iterable[str]) -> list[str]:
-    """The files that an import may read."""
-    modules = [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        modules = [f"{node.module or ''}.{name}".strip(".") for name in modules]
-        modules += [node.module or ""]
-    found = []
-    for folder in folders:
-        for name in filter(None, modules):
-            stem = os.path.join(folder, name.replace(".", os.sep))
-            found += [stem + ".py", os.path.join(stem, "__init__.py")]
-    return [os.path.realpath(path) for path in found if os.path.exists(path)]

@@ -10,8 +10,9 @@ from typing import Any
 
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Construction
+from xmap_compat.tools.leave.edits import old_aliases
 from xmap_compat.tools.leave.places import XMAPS, Source
-from xmap_compat.tools.source.bindings import Names
+from xmap_compat.tools.source.bindings import IMPORTS, Names
 from xmap_compat.tools.source.reading import read, source_files
 
 
@@ -31,10 +32,10 @@ def judge(
     for path in source_files(Path(folder) for folder in {*folders}):
         if str(path.resolve()) not in sources and b"xmap" in path.read_bytes():
             for node, called in _called_in_bodies(Names(read(path).tree)):
-                c = named.get(".".join(called.split(".")[-2:]))
-                if c is not None:
+                reached = named.get(".".join(called.split(".")[-2:]))
+                if reached is not None:
                     where = f"{os.path.basename(path)}:{node.lineno}"
-                    c.refused = messages.IN_ANOTHER_PROGRAM.format(where=where)
+                    reached.refused = messages.IN_ANOTHER_PROGRAM.format(where=where)
 
 
 def _assigned(c: Construction, source: Source | None) -> str:
@@ -51,7 +52,7 @@ def _called_in_bodies(names: Names) -> Iterator[tuple[Any, str]]:
     """The names that bodies of xmaps read, and their meanings."""
     for call in names.nodes:
         if isinstance(call, ast.Call) and call.args and names.of(call.func) in XMAPS:
-            body = call.args[0]
+            body: ast.AST = call.args[0]
             if isinstance(body, ast.Name):
                 found = names.meaning(body.id)
                 body = found if isinstance(found, ast.FunctionDef) else body
@@ -59,3 +60,20 @@ def _called_in_bodies(names: Names) -> Iterator[tuple[Any, str]]:
                 meant = names.of(node)
                 if "." in meant:
                     yield node, meant
+
+
+def others_that_need(sources: dict[str, Source], folders: Iterable[str]) -> list[str]:
+    """Files that files of the program import, which did not run and hold names of xmap."""
+    imported: set[str] = set()
+    for source in sources.values():
+        for node in source.names.nodes:
+            if isinstance(node, IMPORTS):
+                modules = [getattr(node, "module", "") or "", *(a.name for a in node.names)]
+                imported.update(module.rpartition(".")[2] for module in modules)
+    found = []
+    for path in source_files(Path(folder) for folder in {*folders}):
+        if str(path.resolve()) not in sources and path.stem in imported:
+            nodes = Names(read(path).tree).nodes
+            if any(old_aliases(node) for node in nodes if isinstance(node, IMPORTS)):
+                found.append(str(path))
+    return sorted(found)

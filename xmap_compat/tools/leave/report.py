@@ -18,6 +18,7 @@ from xmap_compat.tools.leave.edits import Edited
 from xmap_compat.tools.text import plural, table
 
 EVERY = 5.0  # seconds
+MOST_LEFT = 8  # of what still needs this package
 
 
 @contextlib.contextmanager
@@ -78,7 +79,10 @@ class Report:
         left = self.edited.left if self.edited else []
         stays += [words for words in left if not words.startswith("xmap of ")]
         if stays:
-            print(messages.LEFT.format(", ".join(dict.fromkeys(stays))))
+            distinct = [*dict.fromkeys(stays)]
+            more = messages.MORE_LEFT.format(len(distinct) - MOST_LEFT)
+            more = more * (len(distinct) > MOST_LEFT)
+            print(messages.LEFT.format(", ".join(distinct[:MOST_LEFT])) + more)
         unverified = [c.where for c in self.patched if not c.is_verified]
         if unverified:
             print(f"edited without verification: {', '.join(unverified)}")
@@ -86,8 +90,8 @@ class Report:
 
     def write(self, changes: patch.Changes) -> None:
         if self.options.diff:
-            options = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
-            with open(self.options.diff, "w", **options) as file:
+            path = self.options.diff
+            with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 file.write(patch.diff(changes))
         if self.options.write and changes:
             patch.write(changes, self.options.force)

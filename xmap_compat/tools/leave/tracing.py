@@ -55,7 +55,17 @@ def _collectives(placed: Any, is_own: Callable[[str], bool]) -> Iterator[Collect
         mentioned = mentioned_names(eqn.params)
         names = tuple(name for name in mentioned if not isinstance(name, (MeshAxis, OwnElement)))
         if own is not None and names:
-            yield Collective(*own, frames[0][0], eqn.primitive.name, names)
+            file, line, column, end_line, end_column = own
+            yield Collective(
+                file,
+                line,
+                column,
+                end_line,
+                end_column,
+                inside=frames[0][0],
+                primitive=eqn.primitive.name,
+                names=names,
+            )
 
 
 def _reasons(placed: Any) -> Iterator[str]:

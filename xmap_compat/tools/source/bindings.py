@@ -12,8 +12,8 @@ MAPS = "jax.experimental.maps"
 
 IMPORTS = (ast.Import, ast.ImportFrom)
 # What binds the name in its field `name`.
-_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_NAMED += (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_NAMED = (*_DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 
 
 class Names:
@@ -104,8 +104,8 @@ class Names:
                 return owner, self.text(key)
             case ast.Call(func=ast.Name(id="setattr"), args=[owner, key, _]):
                 return owner, self.text(key)
-            case ast.Call(func=ast.Call(args=[key]), args=[owner]):
-                is_getter = getattr(node.func.func, "attr", "") == "attrgetter"
+            case ast.Call(func=ast.Call(func=made, args=[key]), args=[owner]):
+                is_getter = getattr(made, "attr", "") == "attrgetter"
                 return owner, self.text(key) if is_getter else ""
             case ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner]), slice=key):
                 return owner, self.text(key)

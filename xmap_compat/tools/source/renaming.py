@@ -47,6 +47,8 @@ class Renaming:
         for node in self.names.nodes:
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
                 self._loads[node.id].append(node)
+        if self._loads.keys() & {"exec", "eval"}:
+            self._texts = {word for text in self._texts for word in re.findall(r"\w+", text)}
 
     # ---- what is asked for
 

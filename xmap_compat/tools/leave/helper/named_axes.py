@@ -59,7 +59,7 @@ def mapped(
 
     def element(*args):
         results = fun(*args)
-        return tuple(results) if isinstance(gives, tuple) else results
+        return tuple(results) if type(gives) is tuple else results
 
     @partial(jax.jit, **options)
     @wraps(fun, updated=())
@@ -87,7 +87,18 @@ def mapped(
             on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )(*args)
 
-    return call
+    @wraps(call)
+    def moved(*args):
+        try:
+            return call(*args)
+        except ValueError as error:
+            if "incompatible devices" not in str(error):
+                raise
+            everywhere = NamedSharding(_concrete_mesh(), PartitionSpec())
+            return call(*jax.device_put(args, everywhere))
+
+    moved.lower = call.lower
+    return moved
 
 
 def _specs_of(axes):
@@ -174,8 +185,10 @@ def _is_manual(axes):
 def context_mesh():
     """The mesh of `jax.set_mesh(mesh)`, or of `with mesh:`, which JAX does not show."""
     mesh = get_abstract_mesh()
-    if mesh.axis_names:
-        return mesh
+    return mesh if mesh.axis_names else _concrete_mesh()
+
+
+def _concrete_mesh():
     with jax.ensure_compile_time_eval():
         return lax.with_sharding_constraint(jnp.zeros(()), PartitionSpec()).sharding.mesh
 
@@ -239,8 +252,9 @@ def _over(axes, fun, given, gives, sizes):
     length = size // axis.chunks
     in_axes = tree.map(lambda spec: spec.get(axis.name), given)
     out_axes = tree.map(lambda spec: spec.get(axis.name), gives)
-    inner = [tree.map(partial(_without, axis.name), specs) for specs in (given, gives)]
-    fun = _over(others, fun, *inner, sizes)
+    given_inside = tree.map(partial(_without, axis.name), given)
+    gives_inside = tree.map(partial(_without, axis.name), gives)
+    fun = _over(others, fun, given_inside, gives_inside, sizes)
     over = partial(jax.vmap, fun, axis_name=axis.local, axis_size=length)
 
     def parts(function, args):

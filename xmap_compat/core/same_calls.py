@@ -26,12 +26,13 @@ import jax
 import numpy as np
 
 from xmap_compat import _jax, _version
-from xmap_compat.core.call import Declaration, PlacedCall
-from xmap_compat.core.derivatives import derivative
+from xmap_compat.core.arguments import Declaration
+from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import devices_of
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
+from xmap_compat.core.structured.callables import derivative
 from xmap_compat.core.trace import trace_flat
 
 TIMEOUT_VARIABLE = "XMAP_COMPAT_PROCESS_TIMEOUT"
@@ -203,7 +204,7 @@ def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]
     mesh = placed.scope.mesh
     assert isinstance(mesh, jax.sharding.Mesh)
     parts = _facts(declared, placed, args, mesh)
-    trace = functools.partial(trace_flat, body=placed.body)
+    trace = functools.partial(trace_flat, body=placed.body, in_our_shard_map=False)
     texts = _texts(trace, placed.program.jaxpr, placed.program.consts)
     lines = list(parts.items())
     for text in dict.fromkeys(texts):
