@@ -1,4 +1,4 @@
-"""Try public programs that called xmap again: ``python -m benchmarks.public_programs FOLDER [--write]``.
+"""Try public programs again: ``python -m benchmarks.public_programs FOLDER [--write]``.
 
 FOLDER holds checkouts, each called ``owner+name``. None of their code is in this repository, and
 nothing here fetches or builds it. A program runs under ``python -m xmap_compat`` by its recipe in
@@ -234,7 +234,7 @@ def numbers_or_error(start: list[str], folder: pathlib.Path, recipe: str) -> dic
 
 
 def difference(numbers: dict[str, Any], legacy: dict[str, Any] | None) -> float | None:
-    """The largest difference from legacy's numbers or the oracle's, relative to the largest number."""
+    """The largest difference from legacy's numbers or the oracle's, relative to the largest."""
     pairs = []
     if "oracle" in numbers:
         placed = [value for key, value in numbers.items() if key != "oracle"]
@@ -256,17 +256,18 @@ def relative(found: Any, wanted: Any) -> float:
 
 
 def left(folder: pathlib.Path, recipe: str) -> list[int] | str:
-    """How many constructions `leave` patches, of how many, in a copy of the checkout."""
+    """How many of the program's constructions `leave` verifies, of how many, in a copy."""
     with tempfile.TemporaryDirectory() as copies:
         copy = pathlib.Path(copies) / "program"
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git"))
         shutil.copy(RECIPES, copy)
         words = [sys.executable, "-m", "xmap_compat", "leave", RECIPES.name, recipe]
         done = subprocess.run(words, capture_output=True, text=True, cwd=copy, env=environment())
-    found = re.search(r"^(\d+) of (\d+) constructions? patched", done.stdout, re.MULTILINE)
-    if not found:
+    own = rf"^\d+ +(?!{RECIPES.name}).+:\d+ .*?(not verified|verified)"
+    verdicts = re.findall(own, done.stdout, re.MULTILINE)
+    if not verdicts:
         return f"exit code {done.returncode}"
-    return [int(found[1]), int(found[2])]
+    return [verdicts.count("verified"), len(verdicts)]
 
 
 def same(old: dict[str, Any], new: dict[str, Any]) -> bool:

@@ -188,7 +188,7 @@ def _means(outcome):
 
 
 def kobold():
-    """KoboldAI's own sampler around its fork: one static generation, with VE-FORBRYDERNE's fork beside it."""
+    """KoboldAI's own sampler around its fork: one static generation."""
     sys.path.insert(0, os.path.join("..", "VE-FORBRYDERNE+mesh-transformer-jax"))
     sys.modules["utils"] = Stub("utils")
     import optax
@@ -338,7 +338,7 @@ def zero_transformer():
 
 
 def toast():
-    """The polynomial filter of a detector group; the repository's own NumPy kernel is the oracle."""
+    """The polynomial filter of a detector group; its own NumPy kernel is the oracle."""
     jax.config.update("jax_enable_x64", True)
     for name in ("toast", "toast.jax", "toast.ops", "toast.ops.polyfilter"):
         sys.modules[name] = Stub(name)
@@ -361,7 +361,7 @@ def toast():
 
 
 def transformer_engine():
-    """Its `xmap_runner`, which placed every operator, around a matrix product; NumPy is the oracle."""
+    """Its `xmap_runner`, which placed every operator, around a product; NumPy is the oracle."""
     from jax.sharding import Mesh
 
     sharding = load("transformer_engine/jax/sharding.py")
