@@ -263,7 +263,7 @@ def left(folder: pathlib.Path, recipe: str) -> list[int] | str:
         shutil.copy(RECIPES, copy)
         words = [sys.executable, "-m", "xmap_compat", "leave", RECIPES.name, recipe]
         done = subprocess.run(words, capture_output=True, text=True, cwd=copy, env=environment())
-    own = rf"^\d+ +(?!{RECIPES.name}).+:\d+ .*?(not verified|verified)"
+    own = rf"^\d+ +(?! |{RECIPES.name}).+:\d+ .*?(not verified|verified)"
     verdicts = re.findall(own, done.stdout, re.MULTILINE)
     if not verdicts:
         return f"exit code {done.returncode}"
