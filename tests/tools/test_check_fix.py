@@ -109,6 +109,10 @@ def test_what_is_unused_is_dropped_and_comments_stay(grid):
 XMAP = "from jax.experimental.maps import xmap\n"
 PJIT = "from jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
 WITH_INSTALL = "import xmap_compat; xmap_compat.install()\n"
+SHAPED = (
+    "import jax\nfrom jax.core import ShapedArray\n\ndef rule(x):\n    return [\n"
+    "        ShapedArray(x.shape, x.dtype, "
+)
 # A program, what is written, and what the output says.
 CALLS = {
     "all declared": (
@@ -154,6 +158,27 @@ CALLS = {
     "shardings": (
         f"{PJIT}pjit(f, in_axis_resources=(P('x', None), None), out_axis_resources=None)",
         f"{PJIT}pjit(f, in_shardings=(P('x', None), P()), out_shardings=P())",
+        "",
+    ),
+    "names of a type": (
+        f"{SHAPED}named_shape=x.named_shape),\n"
+        "        ShapedArray((), x.dtype, named_shape=x.aval.named_shape, weak_type=True),\n"
+        "        ShapedArray(\n            x.shape,  # of a row\n            x.dtype,\n"
+        "            named_shape=dict(x.named_shape),  # as in\n        ),\n"
+        "        ShapedArray(x.shape, x.dtype,\n                    named_shape={}),\n"
+        "        jax.ShapeDtypeStruct(\n            x.shape,\n            x.dtype,\n"
+        "            named_shape=x.named_shape,\n        ),\n    ]\n",
+        f"{SHAPED[:-2]}),\n"
+        "        ShapedArray((), x.dtype, weak_type=True),\n"
+        "        ShapedArray(\n            x.shape,  # of a row\n            x.dtype,\n"
+        "            # as in\n        ),\n"
+        "        ShapedArray(x.shape, x.dtype),\n"
+        "        jax.ShapeDtypeStruct(\n            x.shape,\n            x.dtype,\n        ),\n    ]\n",
+        "",
+    ),
+    "names of a type that moved": (
+        "from jax.abstract_arrays import ShapedArray\nf = lambda x: ShapedArray(x.shape, x.dtype, named_shape={})\n",
+        "from jax.core import ShapedArray\nf = lambda x: ShapedArray(x.shape, x.dtype)\n",
         "",
     ),
     "shardings of a variable": (

@@ -1055,6 +1055,13 @@ def test_an_environment_that_is_set_is_refused_in_words(how, tmp_path):
         edited(tmp_path, text)
 
 
+def test_the_names_of_types_are_left_out(tmp_path):
+    """As in the abstract rules of custom primitives."""
+    text = "from jax.core import ShapedArray\nrule = lambda x: ShapedArray(x.shape, x.dtype{})\n"
+    new, left = edited(tmp_path, text.format(", named_shape=x.named_shape"))
+    assert new.decode() == text.format("") and not left
+
+
 DOTTED = {
     "import jax\nimport jax.experimental.maps\nwith jax.experimental.maps.Mesh(d, 'x'): pass\n": (
         "from jax.sharding import Mesh\nwith Mesh(d, 'x'): pass\n"

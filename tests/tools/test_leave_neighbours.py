@@ -13,6 +13,9 @@ import textwrap
 
 import pytest
 
+from xmap_compat.tools.leave import edits, neighbours
+from xmap_compat.tools.leave.construction import Construction, Found
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 LAYERS = """
@@ -130,7 +133,9 @@ WORDS = {
 def write(folder, **files):
     folder.mkdir(exist_ok=True, parents=True)
     for name, text in files.items():
-        (folder / f"{name}.py").write_text(textwrap.dedent(text).lstrip("\n"))
+        path = folder / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text).lstrip("\n"))
 
 
 def run(*arguments, cwd, path=""):
@@ -203,13 +208,63 @@ def test_scripts_around_one_module_leave_one_after_the_other(order, tmp_path):
     assert len([*tmp_path.glob("named_axes*.py")]) == 1
 
 
+UNMADE = """
+    import sys
+
+    import jax
+    import numpy as np
+    from jax.experimental.maps import Mesh, xmap
+
+    from data import centred, x
+    from layers import norm
+
+    if '--all' in sys.argv:
+        with Mesh(np.array(jax.devices()[:2]), ('dp',)):
+            sample = xmap(norm, ['shard', ...], ['shard', ...], axis_resources={'shard': 'dp'})
+            np.testing.assert_allclose(sample(x), centred, rtol=1e-5, atol=1e-6)
+    print('sampled')
+"""
+PARALLEL = """
+    import jax
+    import numpy as np
+    from data import centred, x
+    from layers import norm
+
+    np.testing.assert_allclose(jax.pmap(norm, axis_name='shard')(x), centred, rtol=1e-5, atol=1e-6)
+    print('mapped')
+"""
+# Exit codes, and words of each.
+TRAINED_LAST = {
+    "sample.py": (1, "edited without verification: sample.py:12"),
+    "parallel.py": (2, "parallel.py ended with no error and called no xmapped function"),
+    "test_layers.py": (2, "test_layers.py ended with no error and called no xmapped function"),
+    "train.py": (0, "2 of 2 constructions patched"),
+}
+
+
+@pytest.mark.slow
+def test_programs_that_make_no_xmap_leave_before_the_one_that_does(tmp_path):
+    write(tmp_path, data=DATA, layers=LAYERS, train=TRAIN, sample=UNMADE, parallel=PARALLEL)
+    write(tmp_path, test_layers=TESTS)
+    for script, (code, words) in TRAINED_LAST.items():
+        options = ["--write", *["--unverified"] * (script == "sample.py"), script]
+        done = run("-m", "xmap_compat", "leave", *options, cwd=tmp_path, path=ROOT)
+        said = done.stdout + done.stderr
+        assert done.returncode == code and words in said, said
+    check(without_package("sample.py", "--all", cwd=tmp_path), "sampled")
+    check(without_package("parallel.py", cwd=tmp_path), "mapped")
+    check(without_package("test_layers.py", cwd=tmp_path), "tested")
+    check(without_package("train.py", cwd=tmp_path), "trained")
+
+
 PACKAGE = {
     "__init__": "",
-    "layers": LAYERS,
+    "parts/__init__": "",
+    "parts/layers": LAYERS,
     "step": """
         import jax
 
-        from nets.layers import norm, probabilities
+        from nets.parts.layers import norm, probabilities
 
 
         def update(row):
@@ -239,6 +294,8 @@ SCRIPT = """
 
     import jax
     import numpy as np
+    from jax import lax
+    from jax.experimental.maps import Mesh, xmap
     from nets.trainer import train
 
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
@@ -246,6 +303,9 @@ SCRIPT = """
     np.testing.assert_allclose(gradient, 2 * (x - x.mean(0)), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(softmax, np.exp(x) / np.exp(x).sum(0), rtol=1e-5)
     np.testing.assert_allclose(total, (x ** 2).sum(0), rtol=1e-5)
+    sums = xmap(lambda v: lax.psum(v, 'batch'), ['batch', ...], [...], axis_resources={'batch': 'dp'})
+    with Mesh(np.array(jax.devices()[:2]), ('dp',)):
+        np.testing.assert_allclose(sums(x), x.sum(0), rtol=1e-5, atol=1e-6)
     print('trained')
 """
 
@@ -256,11 +316,12 @@ def test_the_helper_of_a_package_stands_in_it(place, tmp_path):
     write(project / "nets", **PACKAGE)
     write(project / place, run=SCRIPT if place == "scripts" else SCRIPT.replace("'..'", "'.'"))
     script = pathlib.Path(place, "run.py")
-    assert "2 of 2 constructions" in leave(script, cwd=project)
+    assert "3 of 3 constructions" in leave(script, cwd=project)
     assert (project / "nets" / "named_axes.py").exists()
     assert [*tmp_path.rglob("named_axes*.py")] == [project / "nets" / "named_axes.py"]
-    for name in ("layers", "trainer"):
-        assert "from .named_axes import " in (project / "nets" / f"{name}.py").read_text()
+    layers = (project / "nets" / "parts" / "layers.py").read_text()
+    assert "\nfrom ..named_axes import pmax, pmean, psum\n" in layers
+    assert "from .named_axes import " in (project / "nets" / "trainer.py").read_text()
     check(without_package(script, cwd=project), "trained")
     # Elsewhere there are JAX, the package as it would be installed, and the script.
     elsewhere = tmp_path / "elsewhere"
@@ -268,6 +329,19 @@ def test_the_helper_of_a_package_stands_in_it(place, tmp_path):
     shutil.copy(project / script, elsewhere / "run.py")
     shutil.rmtree(project)
     check(without_package("run.py", cwd=elsewhere), "trained")
+
+
+def test_an_xmap_that_another_program_calls_in_a_body_stays(tmp_path):
+    """JAX does not nest shard_map so."""
+    text = "from jax.experimental.maps import xmap\nf = xmap(abs, ['i'], ['i'], axis_resources={'i': 'x'})\n"
+    other = "import steps\nfrom jax.experimental.maps import xmap\ng = xmap(lambda v: steps.f(v), [...], [...])\n"
+    (tmp_path / "steps.py").write_text(text)
+    (tmp_path / "other.py").write_text(other)
+    path = str(tmp_path / "steps.py")
+    c = Construction(path, 2, 4, resources=True)
+    program = edits.Program(Found([c], {path: "steps"}), {path: text.encode()}, str(tmp_path))
+    neighbours.judge([c], program.sources, [str(tmp_path)])
+    assert c.refused.startswith("other.py:3 calls it in the body of an xmap")
 
 
 MESH_ONLY = """

@@ -15,7 +15,14 @@ from typing import Any
 from xmap_compat.tools.check import calls, guards, table
 from xmap_compat.tools.check.findings import Checked, Finding
 from xmap_compat.tools.source.bindings import Names
-from xmap_compat.tools.source.layout import Edit, applied, before_jax, in_place_of, replacing
+from xmap_compat.tools.source.layout import (
+    Edit,
+    applied,
+    before_jax,
+    in_place_of,
+    replacing,
+    without_keyword,
+)
 from xmap_compat.tools.source.reading import Program, read
 
 INSTALL = "import xmap_compat; xmap_compat.install()"
@@ -170,6 +177,10 @@ class _File:
         node = finding.node
         now = self._now(finding)
         if isinstance(node, ast.keyword) and self._keyword(node, finding.gone):
+            return
+        if isinstance(node, ast.keyword) and node.arg and finding.gone.is_left_out:
+            self.edits.append(without_keyword(node, self._lines))
+            self._rewritten.update(ast.walk(node))
             return
         is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
         if is_read and now and self._attribute(node, now):

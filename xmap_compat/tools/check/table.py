@@ -41,6 +41,7 @@ class Gone:
     remedy: str  # what to write today, and install() where that helps
     until: str = ""  # the last of the releases looked at that has it
     now: str = ""  # the dotted name of the same object today
+    is_left_out: bool = False  # whether it is a keyword without which a call means the same
 
 
 def _of_row(name: str, kind: str, now: str, until: str = "") -> Gone:
@@ -48,7 +49,8 @@ def _of_row(name: str, kind: str, now: str, until: str = "") -> Gone:
         return Gone(name, REFUSED, f"write {now}", until)
     is_same = kind != removed.ADAPTER or now.isidentifier()
     remedy = now if now == INSTALL else f"write {now}, or {INSTALL}"
-    return Gone(name, RESTORED, remedy, until, now if is_same else "")
+    is_left_out = now.startswith("nothing: ")
+    return Gone(name, RESTORED, remedy, until, now if is_same else "", is_left_out)
 
 
 def release(text: str) -> tuple[int, ...]:

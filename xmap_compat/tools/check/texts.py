@@ -95,12 +95,14 @@ class Texts(Names):
             called = self.dotted(call)
         if not called.startswith("jax."):
             return
+        moved = table.known(called)
+        today = moved.now if moved else called
         given = self._given(call)
         is_complete = all(keyword.arg for keyword in call.keywords)
         if is_complete and not given.keys() & {"vmap_method", "vectorized"}:
             given["without vmap_method"] = call
         for name, node in given.items():
-            known = table.KEYWORDS.get((called, name))
+            known = table.KEYWORDS.get((called, name)) or table.KEYWORDS.get((today, name))
             if known is not None:
                 yield node, known.name
             elif name.isidentifier():

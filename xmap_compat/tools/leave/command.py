@@ -95,7 +95,7 @@ class Leaving:
         neighbours.judge(found.constructions, program.sources, [self.cwd, self.beside])
         others = neighbours.others_that_need(program.sources, [self.cwd, self.beside])
         # Its xmaps may have left already, in modules that it imports.
-        has_left = not found.constructions and not code
+        has_left = not (found.constructions or code or program.helper.before is None)
         if not has_left or not program.edited([], others).changes:
             self.check_called(found, code)
         edited = None
@@ -194,7 +194,8 @@ class Leaving:
         folders = spec["folders"]
         spec |= {"records": records, "stopped": found.ended == "stopped"}
         spec["places"] = [(moved(folders, path), *of) for path, *of in edited.places]
-        spec["edited"] = [moved(folders, path) for path in found.files]
+        files = {moved(folders, p): p for p in found.files if p != edited.helper.path}
+        spec["edited"] = [*files]
         stays = len(patched) < len(found.constructions)
         spec["some stay"] = stays or bool(edited.left)
         self.put(folders, edited)
@@ -206,7 +207,11 @@ class Leaving:
             seen = json.loads(patch.contents(spec["result"]))
         problems = {}
         for number, text in seen.get("problems", {}).items():
-            problems[int(number)] = messages.FOUND_TO_DIFFER.format(text)
+            where = shown = ""
+            if number in seen.get("raised", {}):
+                file, line = seen["raised"][number]
+                where, shown = edited.line_before(files[file], line)
+            problems[int(number)] = messages.differs(text, where, shown)
         if not seen.get("whole") and seen.get("comparing", -1) >= 0:
             problems.setdefault(seen["comparing"], messages.DIES.format(seconds=limit))
         if problems:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
 import os
 import re
@@ -20,11 +21,11 @@ from xmap_compat.tools.check import editor, findings, table
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Collective, Construction, Found
 from xmap_compat.tools.leave.helper_text import FUNCTIONS
-from xmap_compat.tools.leave.patch import Changes, Refused
+from xmap_compat.tools.leave.patch import Changes, Refused, contents
 from xmap_compat.tools.leave.place_of_helper import Helper
 from xmap_compat.tools.leave.places import GONE, HOMES, Source, span_of
 from xmap_compat.tools.source.bindings import IMPORTS, Names
-from xmap_compat.tools.source.layout import applied, program_of, replacing
+from xmap_compat.tools.source.layout import applied, program_of, python_of, replacing
 from xmap_compat.tools.source.renaming import TOKEN, Renaming
 
 _CONSTRAINT = "jax.experimental.pjit.with_sharding_constraint"
@@ -52,6 +53,19 @@ class Edited:
     left: list[str]
     helper: Helper
     functions: Sequence[str]
+
+    def line_before(self, path: str, line: int) -> tuple[str, str]:
+        """The place and the text that a line of a file had before the edits."""
+        same = contents(path)
+        before, after = self.changes.get(path, (same, same))
+        old = python_of(before or b"", path).split("\n")
+        new = python_of(after, path).split("\n")
+        number = line
+        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+        for _, start, end, new_start, new_end in matcher.get_opcodes():
+            if new_start < line <= new_end:
+                number = max(1, min(start + line - new_start, end))
+        return f"{os.path.basename(path)}:{number}", old[number - 1].strip()
 
 
 class Program:

@@ -64,11 +64,6 @@ def helper_text(names: Iterable[str], existing: str | None = None) -> str:
     return grown if added else existing
 
 
-def is_helper(text: str) -> bool:
-    """Whether a file is a helper, which may grow, rather than a module of the user's."""
-    return {"ENTERED", "axes_of"} <= _Module(text).definitions.keys()
-
-
 class _Module:
     """The text of a module, in pieces: each has the blank lines and comments above it.
 

@@ -62,6 +62,12 @@ IN_ANOTHER_PROGRAM = "{where} calls it in the body of an xmap: JAX does not nest
 NOT_REPEATED = "a recorded call cannot be repeated: {error}"
 NO_MEMORY = "its arguments are larger than --memory"
 FOUND_TO_DIFFER = "differs when it is run: {}"
+AT_LINE = "differs when it is run: {} at {}: `{}`"
+_LATE = "In a rule of a jax.custom_vjp"  # in an error of the helper
+LATE_RULE = (
+    "{}: `{}` is in a rule whose gradient is taken from outside: take the gradient in the body, or the collective out "
+    "of the rule"
+)
 DIES = "differs when it is run: the process ends, or hangs for {seconds:.0f} s"
 NEVER_CALLED = "not verified: never called"
 NEVER_MADE = "not verified: this run does not make it (--unverified edits it too)"
@@ -70,3 +76,12 @@ ENDED = "the edited program ended with {}, and the one with xmap with {}"
 NO_ERROR = "no error"
 TOO_FEW = "of its recorded calls, {agreed} of {recorded} were found again"
 NONE_RECORDED = "none of its calls could be recorded"
+
+
+def differs(text: str, where: str, shown: str) -> str:
+    """How an edited construction differs, and the line of the program that raised the error."""
+    if not where:
+        return FOUND_TO_DIFFER.format(text)
+    if _LATE in text:
+        return LATE_RULE.format(where, shown)
+    return AT_LINE.format(text, where, shown)

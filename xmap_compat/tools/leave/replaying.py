@@ -34,6 +34,7 @@ class Verifier:
         self.reached: dict[int, int] = {}
         self.problems: dict[int, str] = {}
         self.agreed: dict[int, int] = {}
+        self.raised: dict[int, tuple[str, int]] = {}  # where: a file and its line
         with open(spec["records"], "rb") as file:
             records: list[RecordedCall] = pickle.load(file)
         patched = {*self.numbers.values()}
@@ -101,7 +102,8 @@ class Verifier:
             apart = self.apart(record, made, structure, own)
         except Exception as error:
             traceback.print_exc()
-            apart = f"it raises {values.in_a_line(error)}{self.where(error)}"
+            apart = f"it raises {values.in_a_line(error)}"
+            self.note_line(record.construction, error)
         self.comparing = -1
         with self.lock:
             if apart:
@@ -127,16 +129,16 @@ class Verifier:
             found = values.evaluated(function, given, record.differentiated)
         return values.difference(found, record.results, record.noise)
 
-    def where(self, error: BaseException) -> str:
-        """The innermost line of the program that an error has passed."""
-        frames = traceback.extract_tb(error.__traceback__)
-        files = self.spec["edited"]
-        own = [frame for frame in frames if os.path.realpath(frame.filename) in files]
-        return f" at `{own[-1].line}` of {os.path.basename(own[-1].filename)}" if own else ""
+    def note_line(self, construction: int, error: BaseException) -> None:
+        """Note the innermost line of the program that an error has passed."""
+        for frame in traceback.extract_tb(error.__traceback__):
+            file = os.path.realpath(frame.filename)
+            if file in self.spec["edited"]:
+                self.raised[construction] = file, frame.lineno or 1
 
     def write(self, ended: str, whole: bool = True) -> None:
         found = {"problems": self.problems, "agreed": self.agreed, "ended": ended}
-        found |= {"whole": whole, "comparing": self.comparing}
+        found |= {"whole": whole, "comparing": self.comparing, "raised": self.raised}
         new = self.spec["result"] + ".new"
         with self.lock:
             with open(new, "w", encoding="utf-8") as file:

@@ -73,6 +73,25 @@ def in_place_of(
     return edit._replace(text=separator.join([*comments, *(statements or ["pass"])]))
 
 
+def without_keyword(keyword: Any, lines: Sequence[str]) -> Edit:
+    """The edit that takes a keyword and a comma out of a call, and the line if they are alone."""
+    top, bottom = keyword.lineno, keyword.end_lineno
+    before = lines[top - 1].encode()[: keyword.col_offset]
+    after = lines[bottom - 1].encode()[keyword.end_col_offset :]
+    comma = re.match(rb"\s*,\s*", after)
+    if comma is not None:
+        rest = after[comma.end() :]
+        if not (before.strip() or rest):
+            return Edit((top, 0), (bottom + 1, 0), "")
+        kept = before if rest else before.rstrip()
+        return Edit((top, len(kept)), (bottom, keyword.end_col_offset + comma.end()), "")
+    if not before.strip() and "#" not in lines[top - 2]:
+        top -= 1
+        before = lines[top - 1].encode()
+    kept = before.rstrip().removesuffix(b",")
+    return Edit((top, len(kept)), (bottom, keyword.end_col_offset), "")
+
+
 def before_jax(tree: ast.Module, lines: Sequence[str]) -> list[Edit]:
     """Add imports before the first import of JAX: a program may set options that JAX reads at its
     import.
