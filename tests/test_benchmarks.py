@@ -5,6 +5,7 @@ Nothing here depends on a time.  That the harness sees a worse program is shown 
 
 import dataclasses
 import functools
+import json
 import pathlib
 import re
 import subprocess
@@ -33,6 +34,7 @@ from benchmarks import (
     measure,
     passes,
     programs,
+    public_programs,
     report,
     sections,
     sizes,
@@ -450,3 +452,47 @@ def test_a_program_for_an_accelerator_that_differs_is_named(capsys):
 
 def test_arguments_on_another_kind_of_device_are_moved_or_refused():
     assert device.elsewhere() == "moved: the result is on 8 CPUs, and right"
+
+
+RECORDED = json.loads(public_programs.RECORDED.read_text())
+
+
+def test_the_page_of_public_programs_is_that_of_the_recorded_outcomes():
+    page = public_programs.PAGE.read_text()
+    assert public_programs.with_table(page, RECORDED) == page
+    assert list(RECORDED) == list(public_programs.PROGRAMS) and len(RECORDED) >= 25
+    assert len(public_programs.TABLE.sub("", page).split()) <= 500
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_row_of_a_public_program_says_what_was_found(name):
+    outcome = RECORDED[name]
+    page = public_programs.PAGE.read_text()
+    found = [line for line in page.splitlines() if line.startswith(f"| [{name}](")]
+    cells = found[0].strip("| ").split(" | ")
+    assert len(found) == 1 and cells[0].endswith(f" {outcome['commit']}")
+    assert ("stops" in cells[2]) == ("numbers" not in outcome)
+    assert cells[4] == str(outcome["check"])
+    legacy = outcome["legacy"].get("numbers", {})
+    for key in legacy.keys() & outcome["numbers"].keys():
+        wanted = legacy[key]
+        if isinstance(wanted, str):
+            assert outcome["numbers"][key] == wanted
+            continue
+        close = public_programs.TOLERANCE * np.abs(wanted).max() + 1e-9
+        np.testing.assert_allclose(outcome["numbers"][key], wanted, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "gap"),
+    [
+        ({"loss": [1.0, 4.0]}, {"loss": [1.0, 4.0]}, 0),
+        ({"loss": [1.5, 4.0]}, {"loss": [1.0, 4.0]}, 0.125),
+        ({"loss": [1.0]}, {"loss": [1.0, 4.0]}, 1),
+        ({"generated": "IndexError"}, {"generated": [2, 4]}, 1),
+        ({"placed": [3.0], "oracle": [4.0]}, None, 0.25),
+        ({"loss": [1.0]}, None, None),
+    ],
+)
+def test_the_difference_of_a_public_program_is_relative_to_its_largest_number(found, wanted, gap):
+    assert public_programs.difference(found, wanted) == gap
