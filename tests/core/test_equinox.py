@@ -12,6 +12,7 @@ import numpy as np
 import optimistix
 import placements
 import pytest
+from effects import failed_effects
 
 from xmap_compat import SerialLoop, xmap
 
@@ -178,6 +179,7 @@ def test_an_error_is_raised_if_the_predicate_of_any_element_is_true(resources):
     fun = xmap(body, ["i"], ["i"], axis_resources=resources)
     with placements.mesh42(), pytest.raises(Exception, match="too large"):
         np.asarray(fun(X))
+    failed_effects()
 
 
 @pytest.mark.parametrize("resources", RESOURCES, ids=IDS)

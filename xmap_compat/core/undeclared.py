@@ -129,8 +129,14 @@ def operand_names(
     for axis in axes:
         if axis in placements:
             split.update(dict.fromkeys(placements[axis].mesh_axes, axis))
-    replaced = [n for n in own if n.mesh_axis in split]
-    return names.difference(replaced).union(split[n.mesh_axis] for n in replaced)
+    replaced: set[AxisName] = set()
+    axes_of_operand: set[AxisName] = set()
+    for name in own:
+        mesh_axes = placements[name].mesh_axes
+        if not split.keys().isdisjoint(mesh_axes):
+            replaced.add(name)
+            axes_of_operand.update(split[m] for m in mesh_axes)
+    return names.difference(replaced).union(axes_of_operand)
 
 
 def alone(names: Names, placements: Mapping[AxisName, Placement]) -> list[OwnElement]:

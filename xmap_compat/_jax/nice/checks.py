@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 
 _NOTE = (
-    "JAX (to 0.12) cannot carry every error of checkify into a shard_map, which an xmapped function with mesh "
-    "resources is. "
-    "Apply checkify inside, and map its error like any result: "
-    "xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes)). Around it, call checkify.check after the xmapped "
-    "function. Enter the mesh by `with mesh:` in the place of jax.set_mesh"
+    "JAX cannot carry every error of checkify into a shard_map, which an xmapped function with "
+    "mesh resources is. Apply checkify inside, and map its error like any result: "
+    "xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes)). Around it, call "
+    "checkify.check after the xmapped function. Enter the mesh by `with mesh:` in the place of "
+    "jax.set_mesh"
 )
 
 

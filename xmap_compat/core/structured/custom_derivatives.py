@@ -186,6 +186,7 @@ class _Constants:
     def restored(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """A backward rule that takes only the other residuals, before the cotangents."""
 
+        @functools.wraps(rule)
         def apply(*others):
             args = list(others)
             for position, value in self.values:

@@ -97,7 +97,8 @@ def mapped(
             everywhere = NamedSharding(_concrete_mesh(), PartitionSpec())
             return call(*jax.device_put(args, everywhere))
 
-    moved.lower = call.lower
+    # A function of jax.jit can be lowered, and so can this one.
+    vars(moved)["lower"] = call.lower
     return moved
 
 
