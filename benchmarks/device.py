@@ -10,13 +10,13 @@ import contextlib
 import datetime
 import statistics
 import subprocess
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from benchmarks import timing
 from benchmarks.device_programs import (
     ACCELERATOR,
     CPU,
@@ -91,7 +91,9 @@ def row(program: Program, goal: str) -> list[str]:
     """Print a line; what is returned names the program if its goal is missed."""
     with scope(program):
         results = [f(*program.args) for f in (program.named, program.by_hand)]
-        ours, theirs = take_turns(program.named, program.by_hand, program.args)
+        seconds = timing.turns(program.named, program.by_hand, program.args, CALLS)
+    ours = summary(seconds.ours)
+    theirs = summary(seconds.theirs)
     differs = difference(*results)
     ratio = ours.median / theirs.median
     is_slow = ratio > GOALS[goal]
@@ -112,25 +114,6 @@ def scope(program: Program) -> Iterator[None]:
     mesh = mesh_of_one()
     with Mesh(mesh.devices, mesh.axis_names):
         yield
-
-
-def take_turns(
-    ours: Callable[..., Any], theirs: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[Times, Times]:
-    """Both compiled before, then called in turn, each first in every second turn."""
-    seconds: dict[int, list[float]] = {0: [], 1: []}
-    rivals = [(0, ours), (1, theirs)]
-    for k in range(CALLS):
-        order = rivals if k % 2 == 0 else rivals[::-1]
-        for which, fun in order:
-            seconds[which].append(call_seconds(fun, args))
-    return summary(seconds[0]), summary(seconds[1])
-
-
-def call_seconds(fun: Callable[..., Any], args: tuple[Any, ...]) -> float:
-    begin = time.perf_counter()
-    jax.block_until_ready(fun(*args))
-    return time.perf_counter() - begin
 
 
 def summary(seconds: list[float]) -> Times:

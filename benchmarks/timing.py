@@ -54,16 +54,22 @@ def calls(
     ours: Callable, theirs: Callable, args: tuple[Any, ...], rounds: int, count: int
 ) -> Rivals:
     """The median time of ``count`` calls, each until its results are there; the two take turns at every call."""
-    measures = [lambda: _call_seconds(ours, args), lambda: _call_seconds(theirs, args)]
     medians = Rivals([], [])
     with _no_garbage_collection():
         for _ in range(rounds):
-            turns = Rivals([], [])
-            for k in range(count):
-                _take_turns(*measures, turns, ours_first=k % 2 == 0)
-            medians.ours.append(statistics.median(turns.ours))
-            medians.theirs.append(statistics.median(turns.theirs))
+            seconds = turns(ours, theirs, args, count)
+            medians.ours.append(statistics.median(seconds.ours))
+            medians.theirs.append(statistics.median(seconds.theirs))
     return medians
+
+
+def turns(ours: Callable, theirs: Callable, args: tuple[Any, ...], count: int) -> Rivals:
+    """The seconds of ``count`` calls of each, until their results are there; each is first in every second turn."""
+    measures = [lambda: _call_seconds(ours, args), lambda: _call_seconds(theirs, args)]
+    seconds = Rivals([], [])
+    for k in range(count):
+        _take_turns(*measures, seconds, ours_first=k % 2 == 0)
+    return seconds
 
 
 def _take_turns(
