@@ -477,6 +477,39 @@ def test_the_contents_of_the_guide_are_its_headings_to_the_second_level():
     assert [link for *_, link in shown] == [anchor(title) for _, title in headings]
 
 
+def docstrings():
+    """Each docstring of the package, with the place of what it describes."""
+    for path in sorted((ROOT / "xmap_compat").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+                yield place, ast.get_docstring(node) or ""
+
+
+def entries_without_a_name(docstring):
+    """Lines of ``Args:`` and its like at the indent of entries that begin none.
+
+    The site reads such a line as an entry, and its build ends: what continues is indented further.
+    """
+    indent = None
+    for line in docstring.splitlines():
+        if re.fullmatch("(Args|Attributes|Raises|Yields|Warns):", line):
+            indent = 2
+        elif line and not line.startswith(" "):
+            indent = None
+        begins_no_entry = not re.match(r" *[\w*`.][\w*`., ]*( \(.*?\))?: ", line)
+        if indent and re.match(r"  \S", line) and begins_no_entry:
+            yield line
+
+
+def test_entries_of_docstrings_have_names():
+    assert list(entries_without_a_name("Args:\n  x: an array\n  of two axes.")) == [
+        "  of two axes."
+    ]
+    for place, docstring in docstrings():
+        assert not list(entries_without_a_name(docstring)), place
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_commands_that_are_named_exist(document):
     named = re.findall(r"python -m xmap_compat ([a-z]+)\b(?![./])", (ROOT / document).read_text())

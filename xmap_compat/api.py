@@ -100,7 +100,7 @@ def xmap(
         asserts the rank; None leaves a dimension positional).  A pytree prefix of the arguments, or
         one such specification for all of them.
       out_axes: the same for the results.  A result that does not vary over a name is broadcast
-      along it.
+        along it.
       axis_sizes: sizes of axes that appear in no argument; sizes of other axes are checked.
       axis_resources: for each axis, mesh axes of the mesh in scope at the call and then loops
         (``SerialLoop(n)``, or a name from ``serial_loop``).  Axes without resources are

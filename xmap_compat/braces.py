@@ -52,7 +52,7 @@ def einsum(
       operands: arrays, one for each part of ``spec``.
       precision: as in ``jax.numpy.einsum``.
       preferred_element_type: dtype of the result, and of sums unless the operands' is wider (then
-      rounded once).
+        rounded once).
       optimize: the strategy by which ``opt_einsum`` looks for a path of pairwise contractions.
 
     Returns:
@@ -61,9 +61,9 @@ def einsum(
 
     Raises:
       ValueError: a malformed spec (with a caret under the character), or operands that do not fit
-      it.
+        it.
       TypeError: an operand varies over an axis that the spec names for another operand, but not for
-      this one.
+        this one.
       NameError: a name is not in scope.
 
     Example:

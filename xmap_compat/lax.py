@@ -59,7 +59,7 @@ def pdot(
       axis_name: a name or a tuple of names; each product is summed over all their elements.
       pos_contract: positional dimensions of ``x`` and of ``y`` to contract as well.
       pos_batch: positional dimensions of ``x`` and of ``y`` that are batched together (leading in
-      the result).
+        the result).
       precision: as in ``jax.lax.dot_general``.
       preferred_element_type: dtype of the result, and of sums unless the operands' is wider (then
         rounded once).
@@ -155,7 +155,7 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
     Args:
       src: the array to read.
       idx: integers; each counts row-major through ``axes`` in the order given.  Out-of-range
-      indices clip.
+        indices clip.
       axes: axis names and positional dimensions of ``src``; a single one needs no tuple.
 
     Returns:

@@ -47,10 +47,10 @@ def global_array(
     Args:
       local: NumPy or JAX arrays of this process; a pytree of them.
       in_axes: which of their dimensions are named: the entry of this argument in the ``in_axes`` of
-      :func:`xmap`.
+        :func:`xmap`.
       axis_resources: as for :func:`xmap`; axes that the arrays do not have are ignored.
       mesh: the mesh of all processes; by default the one in scope. The empty mesh counts as no
-      mesh.
+        mesh.
       axis_sizes: global sizes of axes. Along such an axis ``local`` may also be whole, although the
         process needs only a part (for example if each process has read the same file).
 
@@ -186,7 +186,7 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
 
     Args:
       result: a ``jax.Array``, or a pytree of them: results of an xmapped function, a training
-      state.
+        state.
       whole: give the whole arrays instead.  Each process then gathers all parts, so all processes
         of the mesh must make the call, and each needs memory for all of it.
 

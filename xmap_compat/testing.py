@@ -60,13 +60,13 @@ def check_assignments(
       xmapped: the function that ``xmap`` returned.
       args: its arguments.
       mesh: where to run; by default the mesh in scope, or else all devices as a mesh with the axes
-      ``x`` and ``y``.
+        ``x`` and ``y``.
       loops: also place axes on serial loops, alone and after mesh axes, where no collective names
-      them.
+        them.
       derivatives: also compare reverse-mode derivatives, of a random linear functional of the
         results with respect to all floating-point arguments.
       limit: the largest number of assignments, chosen to differ from each other (always the same
-      ones); None for all.
+        ones); None for all.
       only: the assignments to check, instead of chosen ones.
       reference: a function of the same arguments that computes the expected results, for example
         the positional function; by default the xmapped function without resources.

@@ -264,7 +264,7 @@ class Planner:
 
         Args:
           args: the arguments of the call, or types in the place of arrays
-          (``jax.ShapeDtypeStruct``).
+            (``jax.ShapeDtypeStruct``).
           mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
 
         Example:

@@ -37,7 +37,7 @@ class Call(NamedTuple):
     Attributes:
       body: its jaxpr.
       name: the name of a function that the user jitted; None for a function that JAX itself wraps
-      so.
+        so.
     """
 
     body: Any
@@ -109,7 +109,7 @@ class CustomVjp(NamedTuple):
       body: the function.
       params: the parameters from which :meth:`rules` makes the rules.
       num_consts: how many of the first operands are not arguments of the function: it closes over
-      them.
+        them.
       symbolic_zeros: whether the backward rule takes cotangents that are known to be zero.
     """
 
@@ -174,7 +174,7 @@ class HijaxOperation(NamedTuple):
     Attributes:
       apply: what it computes, of its operands.
       rule: its derivative: ``(*primals, *tangents) -> [*outs, *out_tangents]``, where None is a
-      tangent of zero.
+        tangent of zero.
       bodies: the jaxprs that it holds.
     """
 

@@ -179,9 +179,9 @@ def define_dual_primitives(
     Args:
       shapes: ``(shape, sizes) -> shape`` of the result.
       batch_dims: ``(operand, mapped dimension) -> (operand with it moved aside, dimension in the
-      result)``.
+        result)``.
       over_own: ``(operand, mapped dimension or None, size) -> (result, dimension)`` where a vmap
-      binds the only axis.
+        binds the only axis.
     """
     first, second = Primitive(names[0]), Primitive(names[1])
     _define_linear(first, second, shapes[0], batch_dims[0], over_own[0])

@@ -15,7 +15,7 @@ class _Subprogram(NamedTuple):
       operands: which operands of the equation it gets.
       repeats: how often it runs; None if that is unknown.
       is_condition: whether it is the condition of a loop; the results of any other body are those
-      of the equation.
+        of the equation.
     """
 
     jaxpr: Any

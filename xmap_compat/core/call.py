@@ -43,16 +43,16 @@ class PlacedCall:
       scope: the resources in scope at the call.
       placements: the named axes of the user, in order of appearance.
       mesh_placements: mesh axes as named axes, on themselves: for nested calls, or as each
-      ``OwnElement``.
+        ``OwnElement``.
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
       result_names: the named axes that each result varies over.
       undeclared: for each result, those of its named axes that its spec leaves out: each device
-      keeps its own element.
+        keeps its own element.
       body: the axes and resources in scope when the program was traced.
       nested: whether the call was made in the body of another xmap.
       first_device_of: the mesh on whose first device a call without mesh resources would run in
-      legacy, or None.
+        legacy, or None.
       asked: what batching rules answered about operations of the program, for the evaluation.
     """
 

@@ -71,7 +71,7 @@ class BatchedEquation:
 
         Raises:
           Whatever the rule raises: the program is no ``jax.vmap`` either.  Where there is no rule,
-          an operation is computed for one element after another.
+            an operation is computed for one element after another.
         """
         axes = self.axes
         if not axes:

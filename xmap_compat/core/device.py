@@ -53,13 +53,13 @@ class DeviceView:
         without a ``shard_map``.
       mesh_sizes: their sizes.
       nested: whether this is in the body of another xmap; ``mesh_axes`` are then named axes of that
-      one.
+        one.
       in_users_shard_map: whether the xmap is called in the user's own ``shard_map``: values may
         vary over its mesh axes, which names do not show.
       gathers_vary: whether gathered values may vary in their type, which names do not show: see
-      ``core/uses.py``.
+        ``core/uses.py``.
       untyped: whether types do not tell what varies, because results differ between devices where
-      no type may say so.
+        no type may say so.
       casts: the results of :func:`cast_to`, by value and names, each with its trace.  Several uses
         share a cast: in a gradient their cotangents are added on each device, and summed over
         devices once.

@@ -73,12 +73,12 @@ class Evaluator:
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
       structured: the rules of equations that hold programs, by the type of what they hold, or by
-      their primitive.
+        their primitive.
       apart: axes along which some elements are not here: they take another branch, or have left the
-      loop.
+        loop.
       iterating: the loop resources in whose iterations this runs.
       rule_names: the axis names in equations and in their custom rules, as far as they were asked
-      for.
+        for.
       gathers: equations of the program whose results vary in their type.
     """
 

@@ -63,7 +63,7 @@ class Checker:
       outer_axes: mesh axes that belong to the outermost xmap around this one; known only where a
         program is checked, not where it is evaluated.
       met: each ``OwnElement`` that a collective, or a predicate around one, depends on; filled by
-      the inference.
+        the inference.
       trace_rule: has a batching rule traced where it sees no axes.
       asked: what batching rules answered, by their equation and the names of its operands.
     """

@@ -295,7 +295,7 @@ class Body:
       scope: the resources in scope at its call.
       mesh_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
       inputs: the arguments of the function and their named axes, once it is called; none in the
-      body of another.
+        body of another.
     """
 
     sizes: Mapping[AxisName, int]

@@ -30,7 +30,7 @@ class NamedProgram:
 
     Attributes:
       jaxpr: its collectives mention the user's axis names; its arrays have positional dimensions
-      only.
+        only.
       consts: the values that it closes over.
       out_tree: the structure of its results.
       out_types: shape and dtype of each result, named dimensions left out.

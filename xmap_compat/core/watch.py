@@ -51,7 +51,7 @@ def watching(watcher: Watcher, jitted: bool) -> Iterator[None]:
 
     Args:
       jitted: whether jitted functions call xmapped ones: JAX must not reuse traces that were made
-      without the watcher.
+        without the watcher.
     """
     token = _watcher.set(watcher)
     try:

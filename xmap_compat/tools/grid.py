@@ -23,10 +23,10 @@ class Grid:
 
     Attributes:
       titles: the dimensions that run down and across, such as ``batch 12 over x``, and the others;
-      each is empty if there is none.
+        each is empty if there is none.
       sizes: how many elements the rows and the columns have.
       panels: for each block index of the other dimensions a label, and ``cells[row][column]``: the
-      mesh positions with the block.
+        mesh positions with the block.
     """
 
     titles: list[str]

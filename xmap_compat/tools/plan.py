@@ -88,7 +88,7 @@ class Nested:
     Attributes:
       function: its name.
       axes: its own named axes; the mesh axes that split them are taken from the mesh of the outer
-      call.
+        call.
       where: the position of the call.
     """
 
@@ -131,7 +131,7 @@ class Compiled:
 
     Attributes:
       cost: its ``cost_analysis``, without the figures of single operands.  A loop counts as one
-      iteration.
+        iteration.
       memory: its ``memory_analysis``.
     """
 
@@ -160,10 +160,10 @@ class Plan(Shown):
       mesh: the mesh of its calls; None where they run on one device.
       calls: its calls of xmapped functions, one for each function and each type of arguments.
       collectives: the collectives in these calls and in their derivatives, in the order of the
-      program.
+        program.
       transfers: what all of them send between devices, in the order of the program.
       gathered: the arguments that are gathered where they enter a call, as far as arrays or types
-      have shardings.
+        have shardings.
       compiled: XLA's figures; None unless ``compiled=True``.
     """
 

@@ -42,13 +42,13 @@ class Candidate:
       axis_resources: the argument for ``xmap``.
       devices: how many devices do different work; the others do the same as one of these.
       bytes_held: of arguments and results of the calls on each device, exactly, without
-      temporaries; None if refused.
+        temporaries; None if refused.
       bytes_sent: bytes that each device sends over each mesh axis, and over tuples of them at once.
       flops, peak: XLA's figures for one device; None unless it was compiled.
       seconds, noise: the median of the measured seconds, and half the distance of their quartiles;
-      None if not run.
+        None if not run.
       dominated: whether another one has no larger figure and a smaller one, and sends no more over
-      any mesh axis.
+        any mesh axis.
       refused: the reason why you cannot use it; else None.
       alike: the assignments that differ from this one only by an exchange of equal mesh axes.
     """
@@ -100,7 +100,7 @@ class Candidates(Shown, Sequence[Candidate]):
     Attributes:
       mesh, memory: as they were given, or in scope.
       found: those that were run, the fastest first; others by their facts, dominated ones last;
-      then refused ones.
+        then refused ones.
       compiled: whether they were compiled, and ``memory`` was compared with XLA's peak.
     """
 
@@ -150,15 +150,15 @@ def search(
 
     Args:
       f_or_make: an xmapped function; or ``make(axis_resources)`` that returns the step, gradients
-      and update included.
+        and update included.
       args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``, which are zeros if they are
-      measured.
+        measured.
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
       fixed: resources of axes that the search leaves fixed: ``{'batch': 'x', 'classes': ()}``.
       memory: bytes of each device, beside the bytes held, or XLA's peak if ``compiled``.  What is
-      above is not run.
+        above is not run.
       measure: how many to run, interleaved, the first that can be used.  Each process measures its
-      own times.
+        own times.
       compiled: whether to compile every assignment, for XLA's FLOPs and peak memory.
 
     Raises:

@@ -35,7 +35,7 @@ class Transfer:
 
     Attributes:
       kind: ``'all-reduce'``, ``'all-gather'``, ``'reduce-scatter'``, ``'all-to-all'`` or
-      ``'ppermute'``.
+        ``'ppermute'``.
       mesh_axes: the mesh axes that it goes over.
       devices: how many devices take part in each group.
       operand: its type on each device.
@@ -44,9 +44,9 @@ class Transfer:
       times: how often a call runs it; None in a while loop, whose trip count is unknown.
       conditional: whether it is in a branch of a cond.
       derivative: whether it belongs to a derivative of the function, and not to the function
-      itself.
+        itself.
       axes: the named axes of the collective that it is for; empty for a transfer that only a
-      derivative needs.
+        derivative needs.
       where: the user's call.
     """
 
@@ -85,12 +85,12 @@ class Collective:
 
     Attributes:
       primitive: its name: ``'psum'``, ``'pdot'``, ...; ``'while'`` for the agreement of devices to
-      go on; ``'all-reduce'``, ... for a transfer that belongs to no collective of the program.
+        go on; ``'all-reduce'``, ... for a transfer that belongs to no collective of the program.
       axes: the named axes, in the user's order.
       where: the position of the user's call.
       derivative: whether this is what its derivative does.
       became: ``'local sum, all-reduce over x'``: what a device does for it, in the order of its
-      first steps.
+        first steps.
       transfers: its transfers between devices; empty if there are none.
     """
 

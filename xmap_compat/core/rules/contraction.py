@@ -59,7 +59,7 @@ class Skipped:
       spec: what the user wrote.
       operands: how to call each operand.
       skipped: for each operand, ``(axis that it must not vary over, the operand that mentions
-      it)``.
+        it)``.
     """
 
     spec: str
@@ -80,9 +80,9 @@ def bind_contraction(
     Args:
       operands: two arrays or more.
       axes: named axes to sum over; those of the user's own ``shard_map`` are summed at once, as JAX
-      knows them.
+        knows them.
       options: ``precision``, ``preferred_element_type`` and ``optimize`` as in ``jnp.einsum``, all
-      hashable.
+        hashable.
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
     for name in manual if mentions is not None else ():

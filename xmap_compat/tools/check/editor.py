@@ -57,7 +57,7 @@ def fixed(checked: Checked, install: bool = True, keep: Collection[str] = ()) ->
 
     Args:
       install: whether a file may call ``install()`` where only that gives a name; if not, the name
-      is in ``left``.
+        is in ``left``.
       keep: dotted removed names that stay as they are.
     """
     contents: dict[Path, bytes] = {}

@@ -34,7 +34,7 @@ class Construction:
     Attributes:
       line, column: where the call starts; the column in bytes.
       reached, calls, recorded: how often it was made, called or traced; how many calls are
-      recorded.
+        recorded.
       inside: the numbers of those in whose bodies it was called.
       differentiated: whether a gradient was taken from outside.
       axes: the names of its axes.

@@ -40,7 +40,7 @@ class RecordedCall(NamedTuple):
 
     Attributes:
       noise: the largest difference, as a part of the largest number, that it makes to have all
-      elements on one device.
+        elements on one device.
     """
 
     construction: int
