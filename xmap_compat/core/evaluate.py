@@ -96,8 +96,8 @@ class Evaluator:
         self, jaxpr: Any, args: Sequence[NamedValue], consts: Sequence[NamedValue] | None = None
     ) -> list[NamedValue]:
         """The results of a jaxpr (closed, or with its constants given)."""
-        body, own_consts = _jax.open_jaxpr(jaxpr)
-        values = consts if consts is not None else [positional(c) for c in own_consts]
+        body, constants = _jax.open_jaxpr(jaxpr)
+        values = consts if consts is not None else [positional(c) for c in constants]
         env: Any = dict(zip(_jax.input_vars(body), [*values, *args], strict=True))
         read = lambda v: positional(v.val) if isinstance(v, _jax.Literal) else env[v]  # noqa: E731
         self.run(body.eqns, env)
@@ -144,13 +144,13 @@ class Evaluator:
         primitive = eqn.primitive.name
         if primitive in COLLECTIVES:
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
-            own = [as_operand(self.view, _as_array(v), axis_names(params)) for v in operands]
-            return translate(self.view, primitive, params, own)
+            varied = [as_operand(self.view, _as_array(v), axis_names(params)) for v in operands]
+            return translate(self.view, primitive, params, varied)
         held = _jax.read(eqn)
         rule = self.structured.get(primitive if held is None else type(held))
         if rule is not None:
             return rule(self, held, operands, eqn)
-        if _jax.has_own_batching(eqn):
+        if _jax.has_custom_batching(eqn):
             return self.by_batching_rule(eqn, operands)
         return bind_ordinary(self.view, eqn, operands)
 

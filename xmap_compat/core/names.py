@@ -62,7 +62,7 @@ class Checker:
       fun: the name of the function, for messages.
       outer_axes: mesh axes that belong to the outermost xmap around this one; known only where a
         program is checked, not where it is evaluated.
-      met: each ``OwnElement`` that a collective, or a predicate around one, depends on; filled by
+      met: each ``LocalElement`` that a collective, or a predicate around one, depends on; filled by
         the inference.
       trace_rule: has a batching rule traced where it sees no axes.
       asked: what batching rules answered, by their equation and the names of its operands.
@@ -178,7 +178,7 @@ class Checker:
         used = names_used(eqn) & self.placements.keys()
         if used or (calls and not eqn.effects):  # with effects, it is evaluated
             raise _unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
-        if not _jax.has_own_batching(eqn):
+        if not _jax.has_custom_batching(eqn):
             return [_union(inputs)] * len(eqn.outvars)
         return self._by_rule(eqn, inputs)
 
@@ -308,7 +308,7 @@ def operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names
     too, as under ``jax.vmap``.
     """
     index, *others = inputs
-    if index and _jax.holds_own_batching(cond.branches):
+    if index and _jax.holds_custom_batching(cond.branches):
         others = [names | index for names in others]
     return [index, *others]
 

@@ -206,9 +206,9 @@ def _cotangent(
     """One operand's cotangent: the others times that of the result; named axes are not summed (as
     in legacy).
     """
-    own, x = subscripts.inputs[index], operands[index]
+    labels_of_x, x = subscripts.inputs[index], operands[index]
     terms = _replaced(subscripts.inputs, index, subscripts.output)
-    kept = tuple(c for c in own if any(c in labels for labels in terms))
+    kept = tuple(c for c in labels_of_x if any(c in labels for labels in terms))
     out = _contract_arrays(
         *_replaced(operands, index, ct),
         subscripts=Subscripts(terms, kept),
@@ -216,7 +216,7 @@ def _cotangent(
         preferred_element_type=preferred_element_type,
         optimize=optimize if isinstance(optimize, str) else "auto",
     )
-    return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(own.index, kept)))
+    return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(labels_of_x.index, kept)))
 
 
 def _replaced(values, index, value):
@@ -275,15 +275,15 @@ _contraction_p = _jax.define_named_primitive(
 @collective("pdot", reduced, joint=True, counts=True)
 def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedValue:
     """``pdot``: one contraction of the device's data, then one all-reduce of the result."""
-    own = view.own(params["axes"])
+    bound = view.bound(params["axes"])
     names = frozenset().union(*(v.names for v in operands))
     positional = params["subscripts"]
     local = dict(zip(view.local_names(names), _fresh_labels(positional.inputs)))
     inputs = [_labels(v, labels, local) for v, labels in zip(operands, positional.inputs)]
-    order = _output_order(inputs, positional.output, [local[n] for n in local if n not in own])
+    order = _output_order(inputs, positional.output, [local[n] for n in local if n not in bound])
     data = bind_contraction(
         *(cast_to(view, v, names).data for v in operands),
-        axes=[n for n in params["axes"] if not view.is_own(n)],
+        axes=[n for n in params["axes"] if not view.is_bound(n)],
         subscripts=Subscripts(tuple(inputs), order),
         # Inside a shard_map, names bound outside of it cannot be checked.
         mentions=None if view.typed else _left_to_check(params["mentions"], view.placements),
@@ -291,11 +291,11 @@ def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedV
             option: params[option] for option in ("precision", "preferred_element_type", "optimize")
         },
     )
-    mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own & names)
+    mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in bound & names)
     data = summed(lambda x: sum_devices(view, x, mesh_axes), data) if mesh_axes else data
-    data = times_elements(view, data, names, own - names)
+    data = times_elements(view, data, names, bound - names)
     dims = {label: name for name, label in local.items()}
-    return NamedValue(data, tuple(map(dims.get, order)), names - own)
+    return NamedValue(data, tuple(map(dims.get, order)), names - bound)
 
 
 def _labels(value, labels, local):

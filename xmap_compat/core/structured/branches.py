@@ -115,20 +115,20 @@ def _by_platform(platforms, branches, operands):
 def _select_result(ev, branches, index, operands, mask):
     masks = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
     if mask is not None:
-        masks = [bind_named(ev.view, lax.and_p, [mask, own], {})[0] for own in masks]
-    results = [_Branch(ev, own).evaluate(b, operands) for b, own in zip(branches, masks)]
+        masks = [bind_named(ev.view, lax.and_p, [mask, taken], {})[0] for taken in masks]
+    results = [_Branch(ev, taken).evaluate(b, operands) for b, taken in zip(branches, masks)]
     return [select(ev, index, cases) for cases in zip(*results)]
 
 
 class _Place(enum.Enum):
     """Where an equation of a branch has its gradient cut, for elements that do not take the branch.
 
-    ``OWN``: at its operands.  ``SHARED``: its results flow into a collective, and so to other
+    ``OPERANDS``: at its operands.  ``SHARED``: its results flow into a collective, and so to other
     elements; at the inputs of the branch, where none of these takes it.  ``INSIDE``: in its bodies,
     which hold such a collective.
     """
 
-    OWN = enum.auto()
+    OPERANDS = enum.auto()
     SHARED = enum.auto()
     INSIDE = enum.auto()
 
@@ -159,7 +159,7 @@ class _Branch:
 
     def _run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
         """The values of all variables, from those of the inputs."""
-        together = lambda name: name not in self.mask.names and self.ev.view.is_own(name)  # noqa: E731
+        together = lambda name: name not in self.mask.names and self.ev.view.is_bound(name)  # noqa: E731
         met = []
         for eqn in eqns:
             axes = collectives_within(self.ev, eqn, differentiable=True)
@@ -171,7 +171,7 @@ class _Branch:
         )
         whole = any(flowing) or any(alone)
         shared = _Cut(functools.partial(self._cut, frozenset().union(*met)), env) if whole else env
-        own = _Cut(functools.partial(self._cut, frozenset()), shared)
+        cut = _Cut(functools.partial(self._cut, frozenset()), shared)
         rules: Mapping[Any, Rule] = {
             _jax.Call: self._call,
             _jax.Checkpoint: self._checkpoint,
@@ -180,9 +180,9 @@ class _Branch:
         inside = dataclasses.replace(self.ev, structured={**self.ev.structured, **rules})
         for eqn, place in zip(eqns, places):
             (inside if place is _Place.INSIDE else self.ev).run(
-                [eqn], own if place is _Place.OWN else shared
+                [eqn], cut if place is _Place.OPERANDS else shared
             )
-        return own
+        return cut
 
     def _call(self, _: Evaluator, call: _jax.Call, operands, eqn):
         return self.evaluate(call.body, operands)
@@ -222,7 +222,7 @@ class _Branch:
 def _place_of(eqn: Any, met: Names, flows: bool) -> _Place:
     if met and not flows and isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond)):
         return _Place.INSIDE
-    return _Place.SHARED if met or flows else _Place.OWN
+    return _Place.SHARED if met or flows else _Place.OPERANDS
 
 
 def _flowing_into(eqns: Sequence[Any], met: Sequence[Names]) -> list[bool]:

@@ -62,8 +62,8 @@ def _settled(
     """The carry, cast to the mesh axes of the user's own ``shard_map`` that it varies over after
     any iteration.
 
-    Its type must be the same in each iteration.  (The type check of the program finds the xmap's
-    own axes.)
+    Its type must be the same in each iteration.  (The type check of the program finds the axes
+    that the xmap binds.)
     """
     while ev.view.in_users_shard_map:
         before = [_jax.varying_axes(v.data) for v in carry]
@@ -114,7 +114,7 @@ def while_loop(
     if not batched and not (varying and together):
         first = _settled(ev, step, first)
         return lax.while_loop(lambda carry: condition(carry).data, step, first)
-    asked_again = any(not ev.view.is_own(n) for n in collectives_in(loop.condition))
+    asked_again = any(not ev.view.is_bound(n) for n in collectives_in(loop.condition))
     return _while_any(_Condition(ev, condition, varying, together), step, first, asked_again)
 
 
