@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -233,13 +232,6 @@ def _check_backend(backend: str | None) -> None:
         ) from None
 
 
-def name_of(fun: Callable[..., Any]) -> str:
-    """A name for messages: that of the function, or of the function that a partial wraps."""
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return getattr(fun, "__name__", type(fun).__name__)
-
-
 def declare(
     fun: Callable[..., Any],
     in_axes: Any,
@@ -265,7 +257,7 @@ def declare(
     resources = known_axes(parse_axis_resources(axis_resources), names, undeclared)
     return Declaration(
         fun,
-        name_of(fun),
+        errors.name_of(fun),
         in_specs,
         out_specs,
         in_axes,
