@@ -50,10 +50,19 @@ class NamedValue:
         """The sizes of these dimensions."""
         return tuple(np.shape(self.data)[k] for k in self.positional_dims())
 
+    def with_data(self, data: Any) -> NamedValue:
+        """Other data with the same dimensions and names."""
+        return NamedValue(data, self.dims, self.names)
+
     def dims_of(self, names: Iterable[AxisName]) -> list[int]:
         """The dimensions of ``data`` that belong to these names."""
         wanted = set(names)
         return [k for k, name in enumerate(self.dims) if name is not None and name in wanted]
+
+
+def union_of_names(values: Iterable[NamedValue]) -> frozenset[AxisName]:
+    """The axes that any of the values varies over."""
+    return frozenset().union(*(v.names for v in values))
 
 
 def positional(data: Any) -> NamedValue:
