@@ -24,8 +24,8 @@ warn_if_untested()
 
 from xmap_compat._jax.batching import (
     batched,
-    has_own_batching,
-    holds_own_batching,
+    has_custom_batching,
+    holds_custom_batching,
     is_of_jax,
     library_of,
     operation_name,

@@ -189,14 +189,14 @@ def _batch(primitive, original, refused, axis_data, operands, dims, **params):
         else (params["axis_name"],)
     )
     (x,), (d,) = operands, dims
-    own = axis_data.name in axes
+    is_mapped = axis_data.name in axes
     if primitive is primitives.all_to_all_p:
         is_wrong = params["axis_index_groups"] is not None
     else:
-        is_wrong = own and (len(axes) > 1 or primitive is pbroadcast_p)
+        is_wrong = is_mapped and (len(axes) > 1 or primitive is pbroadcast_p)
     if is_wrong:
         raise refused(primitive.name, axes)
-    if primitive is reduce_scatter_p and not own and d is not None:
+    if primitive is reduce_scatter_p and not is_mapped and d is not None:
         return _batch_scatter(x, d, **params)
     return original(axis_data, operands, dims, **params)
 

@@ -17,7 +17,7 @@ import jax
 from xmap_compat import _jax
 from xmap_compat.core.once import Once
 from xmap_compat.core.parameters import Names
-from xmap_compat.core.placement import OwnElement, Placement
+from xmap_compat.core.placement import LocalElement, Placement
 from xmap_compat.core.specs import AxisName
 
 TraceRule = Callable[[Callable[[], Any], str], Any]
@@ -30,7 +30,7 @@ def trace_plainly(fun: Callable[[], Any], advice: str) -> Any:
 
 def batched_axes(names: Names, placements: Mapping[AxisName, Placement]) -> list[AxisName]:
     """The axes that a batching rule sees, outermost first."""
-    return [n for n in placements if n in names and not isinstance(n, (Once, OwnElement))]
+    return [n for n in placements if n in names and not isinstance(n, (Once, LocalElement))]
 
 
 def levels_of(
@@ -165,7 +165,7 @@ def may_combine(eqn: Any) -> bool:
     """Whether an operation may be a collective, although it names no axes."""
     if takes_whole_axes(eqn):
         return True
-    if not _jax.has_own_batching(eqn) or not eqn.invars:
+    if not _jax.has_custom_batching(eqn) or not eqn.invars:
         return False
     axis = "any"
     try:

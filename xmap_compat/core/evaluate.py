@@ -51,7 +51,7 @@ class RepeatedCalls:
         """The jitted function that evaluates a jaxpr.  Its cache distinguishes layouts, which are
         in the types.
         """
-        key = (jaxpr, id(ev.view), ev.gathers, ev.apart, ev.iterating)
+        key = (jaxpr, id(ev.view), ev.gathers, ev.diverging, ev.iterating)
         if key not in self._functions:
 
             def fun(*operands):
@@ -74,8 +74,8 @@ class Evaluator:
       calls: jitted functions that the program calls repeatedly.
       structured: the rules of equations that hold programs, by the type of what they hold, or by
         their primitive.
-      apart: axes along which some elements are not here: they take another branch, or have left the
-        loop.
+      diverging: axes along which elements take different branches, or leave a loop at different
+        times: some of them are not here.
       iterating: the loop resources in whose iterations this runs.
       rule_names: the axis names in equations and in their custom rules, as far as they were asked
         for.
@@ -87,7 +87,7 @@ class Evaluator:
     stage: Tracer
     calls: RepeatedCalls
     structured: Mapping[Any, Rule]
-    apart: Names = frozenset()
+    diverging: Names = frozenset()
     iterating: frozenset[Hashable] = frozenset()
     rule_names: dict[Any, Any] = dataclasses.field(default_factory=dict)
     gathers: frozenset[Any] = frozenset()
@@ -96,8 +96,8 @@ class Evaluator:
         self, jaxpr: Any, args: Sequence[NamedValue], consts: Sequence[NamedValue] | None = None
     ) -> list[NamedValue]:
         """The results of a jaxpr (closed, or with its constants given)."""
-        body, own_consts = _jax.open_jaxpr(jaxpr)
-        values = consts if consts is not None else [positional(c) for c in own_consts]
+        body, constants = _jax.open_jaxpr(jaxpr)
+        values = consts if consts is not None else [positional(c) for c in constants]
         env: Any = dict(zip(_jax.input_vars(body), [*values, *args], strict=True))
         read = lambda v: positional(v.val) if isinstance(v, _jax.Literal) else env[v]  # noqa: E731
         self.run(body.eqns, env)
@@ -144,13 +144,13 @@ class Evaluator:
         primitive = eqn.primitive.name
         if primitive in COLLECTIVES:
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
-            own = [as_operand(self.view, _as_array(v), axis_names(params)) for v in operands]
-            return translate(self.view, primitive, params, own)
+            varied = [as_operand(self.view, _as_array(v), axis_names(params)) for v in operands]
+            return translate(self.view, primitive, params, varied)
         held = _jax.read(eqn)
         rule = self.structured.get(primitive if held is None else type(held))
         if rule is not None:
             return rule(self, held, operands, eqn)
-        if _jax.has_own_batching(eqn):
+        if _jax.has_custom_batching(eqn):
             return self.by_batching_rule(eqn, operands)
         return bind_ordinary(self.view, eqn, operands)
 

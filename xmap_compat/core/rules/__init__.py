@@ -10,7 +10,7 @@ from typing import Any
 
 from xmap_compat.core import once
 from xmap_compat.core.collectives import COLLECTIVES, has_groups
-from xmap_compat.core.device import laid_out_over, own_parts
+from xmap_compat.core.device import equal_parts, laid_out_over
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.rules import (  # they fill COLLECTIVES
     contraction as contraction,
@@ -45,7 +45,7 @@ def translate(
 
 def _in_parts(view, primitive, operand, axes):
     """The operand of a collective: of what exists once each element puts in its part."""
-    parts = own_parts(view, operand, axes)
+    parts = equal_parts(view, operand, axes)
     if primitive != "ppermute" or parts is operand:
         return parts
     # Equal parts that change places are still parts, which add up.

@@ -131,14 +131,14 @@ def _output_order(inputs: Sequence[_Labels], output: _Labels, more: Sequence[int
     kept = (*more, *output)
     if len(inputs) != 2:
         return tuple(c for c in kept if any(c in labels for labels in inputs))
-    x, y = (_without(labels, _alone(inputs, k, kept)) for k, labels in enumerate(inputs))
+    x, y = (_without(labels, _private_labels(inputs, k, kept)) for k, labels in enumerate(inputs))
     _, natural = _dot_numbers(x, y, kept)
     ordered = iter(output)
     return tuple(c if c in more else next(ordered) for c in natural)
 
 
 def _contract_arrays(*operands, subscripts, precision, preferred_element_type, optimize):
-    operands, subscripts = _sum_alone(operands, subscripts, preferred_element_type)
+    operands, subscripts = _sum_private(operands, subscripts, preferred_element_type)
     options = {"precision": precision, "preferred_element_type": preferred_element_type}
     if len(operands) == 2:
         return _dot(*operands, subscripts, options)
@@ -149,19 +149,19 @@ def _contract_arrays(*operands, subscripts, precision, preferred_element_type, o
     )
 
 
-def _sum_alone(operands, subscripts, dtype):
+def _sum_private(operands, subscripts, dtype):
     """Sum dimensions that only one operand has, without a dot, in no less precision than a dot."""
     inputs, output = subscripts
-    alone = [_alone(inputs, k, output) for k in range(len(inputs))]
-    if not any(alone):
+    private = [_private_labels(inputs, k, output) for k in range(len(inputs))]
+    if not any(private):
         return operands, subscripts
     if dtype is not None:
         operands = [x.astype(jnp.promote_types(x.dtype, dtype)) for x in operands]
     operands = [
         sum_dims(x, list(map(labels.index, gone)))
-        for x, labels, gone in zip(operands, inputs, alone)
+        for x, labels, gone in zip(operands, inputs, private)
     ]
-    return operands, Subscripts(tuple(map(_without, inputs, alone)), output)
+    return operands, Subscripts(tuple(map(_without, inputs, private)), output)
 
 
 def _dot(x, y, subscripts, options):
@@ -182,8 +182,8 @@ def _dot_numbers(x, y, kept):
     return numbers, (*batch, *(c for c in (*x, *y) if c not in shared))
 
 
-def _alone(inputs, index, kept):
-    """Labels of one operand that are summed in it alone."""
+def _private_labels(inputs, index, kept):
+    """Labels of one operand that are summed and that no other operand has."""
     others = {
         *kept,
         *itertools.chain.from_iterable(labels for k, labels in enumerate(inputs) if k != index),
@@ -206,9 +206,9 @@ def _cotangent(
     """One operand's cotangent: the others times that of the result; named axes are not summed (as
     in legacy).
     """
-    own, x = subscripts.inputs[index], operands[index]
+    labels_of_x, x = subscripts.inputs[index], operands[index]
     terms = _replaced(subscripts.inputs, index, subscripts.output)
-    kept = tuple(c for c in own if any(c in labels for labels in terms))
+    kept = tuple(c for c in labels_of_x if any(c in labels for labels in terms))
     out = _contract_arrays(
         *_replaced(operands, index, ct),
         subscripts=Subscripts(terms, kept),
@@ -216,7 +216,7 @@ def _cotangent(
         preferred_element_type=preferred_element_type,
         optimize=optimize if isinstance(optimize, str) else "auto",
     )
-    return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(own.index, kept)))
+    return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(labels_of_x.index, kept)))
 
 
 def _replaced(values, index, value):
@@ -275,15 +275,15 @@ _contraction_p = _jax.define_named_primitive(
 @collective("pdot", reduced, joint=True, counts=True)
 def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedValue:
     """``pdot``: one contraction of the device's data, then one all-reduce of the result."""
-    own = view.own(params["axes"])
+    bound = view.bound(params["axes"])
     names = frozenset().union(*(v.names for v in operands))
     positional = params["subscripts"]
     local = dict(zip(view.local_names(names), _fresh_labels(positional.inputs)))
     inputs = [_labels(v, labels, local) for v, labels in zip(operands, positional.inputs)]
-    order = _output_order(inputs, positional.output, [local[n] for n in local if n not in own])
+    order = _output_order(inputs, positional.output, [local[n] for n in local if n not in bound])
     data = bind_contraction(
         *(cast_to(view, v, names).data for v in operands),
-        axes=[n for n in params["axes"] if not view.is_own(n)],
+        axes=[n for n in params["axes"] if not view.is_bound(n)],
         subscripts=Subscripts(tuple(inputs), order),
         # Inside a shard_map, names bound outside of it cannot be checked.
         mentions=None if view.typed else _left_to_check(params["mentions"], view.placements),
@@ -291,11 +291,11 @@ def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedV
             option: params[option] for option in ("precision", "preferred_element_type", "optimize")
         },
     )
-    mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own & names)
+    mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in bound & names)
     data = summed(lambda x: sum_devices(view, x, mesh_axes), data) if mesh_axes else data
-    data = times_elements(view, data, names, own - names)
+    data = times_elements(view, data, names, bound - names)
     dims = {label: name for name, label in local.items()}
-    return NamedValue(data, tuple(map(dims.get, order)), names - own)
+    return NamedValue(data, tuple(map(dims.get, order)), names - bound)
 
 
 def _labels(value, labels, local):

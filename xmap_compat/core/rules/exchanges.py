@@ -22,8 +22,8 @@ from xmap_compat.core.device import (
     DeviceView,
     Factor,
     cast_to,
+    equal_parts,
     laid_out_over,
-    own_parts,
     times_elements,
 )
 from xmap_compat.core.parameters import Params, axis_names, check_permutation
@@ -58,13 +58,13 @@ def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> Name
     """``lax.psum_scatter``: a local sum, then one reduce-scatter."""
     names, position = axis_names(params), params["scatter_dimension"]
     if not view.present(value, names):
-        chunk = _own_chunk(view, value, names, position)
+        chunk = _chunk_of_element(view, value, names, position)
         result = NamedValue(
             times_elements(view, chunk.data, value.names, names), chunk.dims, chunk.names
         )
     else:
-        value = own_parts(view, value, names)
-        value = laid_out_over(view, value, value.names | view.own(names))
+        value = equal_parts(view, value, names)
+        value = laid_out_over(view, value, value.names | view.bound(names))
         summed = NamedValue(
             lax.reduce_sum(value.data, value.dims_of(names)),
             without(value.dims, names),
@@ -89,7 +89,7 @@ def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames)
 
     Returns:
       Data with leading dimensions for the mesh factors (in the order of the mesh) and the local
-      factors, then the value's own dimensions, with what is left of the cut one; and the two lists
+      factors, then the value's dimensions, with what is left of the cut one; and the two lists
       of factors.
     """
     at = value.positional_dims()[position]
@@ -124,7 +124,7 @@ def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
     """
     names, split, concat = axis_names(params), params["split_axis"], params["concat_axis"]
     if not view.present(value, names):
-        chunk = _own_chunk(view, value, names, split)
+        chunk = _chunk_of_element(view, value, names, split)
         copies = lax.broadcast(chunk.data, (view.total_size(names),))
         received = NamedValue(copies, (None, *chunk.dims), chunk.names)
     else:
@@ -132,7 +132,7 @@ def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
     return merge_positional(move_positional(received, 0, concat), concat)
 
 
-def _own_chunk(view, value, names, position):
+def _chunk_of_element(view, value, names, position):
     """Where a value is the same everywhere, each element takes its chunk: nothing needs to be
     sent.
     """
@@ -144,21 +144,21 @@ def _own_chunk(view, value, names, position):
     return NamedValue(data, (*(factor.name for factor in local), *value.dims), value.names)
 
 
-def take_own(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValue:
+def take_element(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValue:
     """The slice of each element, from a first positional dimension that has the slices of all
     elements.
     """
     if view.present(value, names):  # residuals of a branch may vary
-        own = lambda x, k: lax.dynamic_index_in_dim(x, k, 0, keepdims=False)  # noqa: E731
-        return apply_positional(view, own, value, index_of(view, names))
-    return squeeze_positional(_own_chunk(view, value, names, 0), 0)
+        element = lambda x, k: lax.dynamic_index_in_dim(x, k, 0, keepdims=False)  # noqa: E731
+        return apply_positional(view, element, value, index_of(view, names))
+    return squeeze_positional(_chunk_of_element(view, value, names, 0), 0)
 
 
 def _exchange(view, value, names, split):
     """The chunks that an element receives from all elements, with a first positional dimension for
     the source.
     """
-    value = laid_out_over(view, value, value.names | view.own(names))
+    value = laid_out_over(view, value, value.names | view.bound(names))
     data, mesh, local = _split(view, value, split, names)
     if mesh:
         axes = tuple(factor.name for factor in mesh)
@@ -187,7 +187,7 @@ def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue
     names, perm = axis_names(params), params["perm"]
     if not view.present(value, names):
         return _keep_received(view, value, names, perm)
-    value = laid_out_over(view, value, value.names | view.own(names))
+    value = laid_out_over(view, value, value.names | view.bound(names))
     mesh, local = view.factors_by_kind(names)
     local_names = [factor.name for factor in local]
     data = _merge_leading(leading(value, local_names), len(local))
@@ -205,8 +205,10 @@ def _keep_received(view, value, names, perm):
     received = np.zeros(view.total_size(names), bool)
     received[[destination for _, destination in perm]] = True
     if received.all():
-        own = view.own(names)
-        return value if len(own) == len(names) else laid_out_over(view, value, value.names | own)
+        bound = view.bound(names)
+        if len(bound) == len(names):
+            return value
+        return laid_out_over(view, value, value.names | bound)
     mask = lambda x, index: jnp.where(jnp.asarray(received)[index], x, jnp.zeros_like(x))  # noqa: E731
     return apply_positional(view, mask, value, index_of(view, names))
 

@@ -14,7 +14,7 @@ from xmap_compat.core.device import DeviceView, cast_to, gather_over
 from xmap_compat.core.device_primitives import gather_p, sum_p, take_p, vary_p
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.placement import is_of_devices
-from xmap_compat.core.rules.exchanges import take_own
+from xmap_compat.core.rules.exchanges import take_element
 from xmap_compat.core.rules.groups import exchanged_in_groups
 from xmap_compat.core.rules.reductions import sum_over
 from xmap_compat.core.specs import AxisName
@@ -46,7 +46,7 @@ def _all_gather(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
 
 
 def _is_outermost(view: DeviceView, axes: Sequence[AxisName]) -> bool:
-    return all(view.is_own(axis) for axis in axes)
+    return all(view.is_bound(axis) for axis in axes)
 
 
 def _bind_again(view: DeviceView, primitive: Any, params: Params, value: NamedValue) -> NamedValue:
@@ -79,4 +79,4 @@ def _gather(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
 def _take(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     if not _is_outermost(view, params["axes"]):
         return _bind_again(view, take_p, params, value)
-    return take_own(view, value, params["axes"])
+    return take_element(view, value, params["axes"])

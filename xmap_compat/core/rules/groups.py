@@ -27,11 +27,11 @@ def reduced_in_groups(reduce: Callable[..., Any]) -> InGroups:
         names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)
         group_of = np.argsort(groups.ravel()) // groups.shape[1]
 
-        def own_of(everything, index):
+        def element_of(everything, index):
             return reduce(everything[groups], (1,))[jnp.asarray(group_of)[index]]
 
         return apply_positional(
-            view, own_of, gather_over(view, value, names), index_of(view, names)
+            view, element_of, gather_over(view, value, names), index_of(view, names)
         )
 
     return in_groups
@@ -48,7 +48,7 @@ def exchanged_in_groups(finish: Callable[..., Any]) -> InGroups:
             np.int32
         )  # of each element, in all groups one after the other
 
-        def own_of(everything, index):
+        def element_of(everything, index):
             group, at = (
                 jnp.asarray(place // groups.shape[1])[index],
                 jnp.asarray(place % groups.shape[1])[index],
@@ -56,7 +56,7 @@ def exchanged_in_groups(finish: Callable[..., Any]) -> InGroups:
             return finish(everything[jnp.asarray(groups)[group]], at, params)
 
         return apply_positional(
-            view, own_of, gather_over(view, value, names, "varying"), index_of(view, names)
+            view, element_of, gather_over(view, value, names, "varying"), index_of(view, names)
         )
 
     return in_groups

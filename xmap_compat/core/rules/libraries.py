@@ -88,27 +88,27 @@ def _bind_batched(view, eqn, operands, results):
     levels = levels_of(
         axes, [v.names for v in operands], lambda name: view.placements[name].local_size
     )
-    varying = [frozenset(k for k, n in enumerate(axes) if n in own) for own in results]
+    varying = [frozenset(k for k, n in enumerate(axes) if n in names) for names in results]
     try:
         outs = _jax.batched(bind, levels, varying)(*data)
     except NotImplementedError:  # it has no batching rule
         return bind_per_element(view, primitive, operands, params)
-    return [_result(view, x, own, axes) for x, own in zip(outs, results, strict=True)]
+    return [_result(view, x, names, axes) for x, names in zip(outs, results, strict=True)]
 
 
 def _with_all_axes(view, value, names, axes):
     """Data with a leading dimension for each axis that a value varies over."""
-    own = [n for n in axes if n in names]
-    missing = [n for n in own if n not in value.dims]
+    present = [n for n in axes if n in names]
+    missing = [n for n in present if n not in value.dims]
     sizes = tuple(view.placements[n].local_size for n in missing)
     data = lax.broadcast(value.data, sizes)
     dims = (*missing, *value.dims)
-    order = [*map(dims.index, own), *(k for k, n in enumerate(dims) if n is None)]
+    order = [*map(dims.index, present), *(k for k, n in enumerate(dims) if n is None)]
     return data if order == sorted(order) else lax.transpose(data, order)
 
 
 def _result(view, data, names, axes):
-    own = [n for n in axes if n in names]
-    dims = (*own, *(None,) * (np.ndim(data) - len(own)))
-    value = without_single(view, data, dims, frozenset(own))
+    present = [n for n in axes if n in names]
+    dims = (*present, *(None,) * (np.ndim(data) - len(present)))
+    value = without_single(view, data, dims, frozenset(present))
     return cast_to(view, value, names)
