@@ -149,8 +149,8 @@ def _check(
     entering = undeclared.names_at_entry(program.consts, arguments.names, every)
     results = tuple(checker.results(program.jaxpr, entering))
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
-    alone = not (nested or mesh_axes or any(p.mesh_axes for p in every.values()))
-    first = undeclared.mesh_of_results(declared, body.scope.mesh) if alone else None
+    uses_no_mesh = not (nested or mesh_axes or any(p.mesh_axes for p in every.values()))
+    first = undeclared.mesh_of_results(declared, body.scope.mesh) if uses_no_mesh else None
     return PlacedCall(
         fun_name=declared.name,
         scope=body.scope,
@@ -179,7 +179,7 @@ def _local_elements(declared, checker, program, input_names, mesh_axes):
     with_local.results(
         program.jaxpr, undeclared.names_at_entry(program.consts, input_names, with_local.placements)
     )
-    return {name: place for name, place in local.items() if name in with_local.met}
+    return {name: place for name, place in local.items() if name in with_local.needed}
 
 
 def _check_outer_names(program, placements, mesh_axes):

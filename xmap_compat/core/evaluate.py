@@ -51,7 +51,7 @@ class RepeatedCalls:
         """The jitted function that evaluates a jaxpr.  Its cache distinguishes layouts, which are
         in the types.
         """
-        key = (jaxpr, id(ev.view), ev.gathers, ev.apart, ev.iterating)
+        key = (jaxpr, id(ev.view), ev.gathers, ev.diverging, ev.iterating)
         if key not in self._functions:
 
             def fun(*operands):
@@ -74,8 +74,8 @@ class Evaluator:
       calls: jitted functions that the program calls repeatedly.
       structured: the rules of equations that hold programs, by the type of what they hold, or by
         their primitive.
-      apart: axes along which some elements are not here: they take another branch, or have left the
-        loop.
+      diverging: axes along which elements take different branches, or leave a loop at different
+        times: some of them are not here.
       iterating: the loop resources in whose iterations this runs.
       rule_names: the axis names in equations and in their custom rules, as far as they were asked
         for.
@@ -87,7 +87,7 @@ class Evaluator:
     stage: Tracer
     calls: RepeatedCalls
     structured: Mapping[Any, Rule]
-    apart: Names = frozenset()
+    diverging: Names = frozenset()
     iterating: frozenset[Hashable] = frozenset()
     rule_names: dict[Any, Any] = dataclasses.field(default_factory=dict)
     gathers: frozenset[Any] = frozenset()

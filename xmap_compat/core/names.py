@@ -41,7 +41,7 @@ from xmap_compat.core.errors import (
 from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import MeshAxis, Placement, is_of_devices
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.undeclared import alone, operand_names
+from xmap_compat.core.undeclared import operand_names, unsplit_elements
 
 NONE: Names = frozenset()
 
@@ -62,7 +62,7 @@ class Checker:
       fun: the name of the function, for messages.
       outer_axes: mesh axes that belong to the outermost xmap around this one; known only where a
         program is checked, not where it is evaluated.
-      met: each ``LocalElement`` that a collective, or a predicate around one, depends on; filled by
+      needed: each ``LocalElement`` on which a collective, or a predicate around one, depends; filled by
         the inference.
       trace_rule: has a batching rule traced where it sees no axes.
       asked: what batching rules answered, by their equation and the names of its operands.
@@ -71,7 +71,7 @@ class Checker:
     placements: Mapping[AxisName, Placement]
     fun: str
     outer_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
-    met: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
+    needed: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
     trace_rule: TraceRule = dataclasses.field(default=trace_plainly, repr=False, compare=False)
     asked: dict[Any, list[Names]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
@@ -171,8 +171,8 @@ class Checker:
         calls Python.
         """
         if eqn.primitive.name == "io_callback":
-            self.met.update(
-                alone(_union(inputs), self.placements)
+            self.needed.update(
+                unsplit_elements(_union(inputs), self.placements)
             )  # each device calls it with its own values
         calls = any(inner.primitive.name == "io_callback" for inner, _ in _jax.walk(eqn.params))
         used = names_used(eqn) & self.placements.keys()
@@ -238,15 +238,15 @@ class Checker:
 
     def _operand(self, names, axes):
         operand = operand_names(names, axes, self.placements)
-        self.met.update(names - operand if operand - names else ())
+        self.needed.update(names - operand if operand - names else ())
         return operand
 
     def note_predicate(self, predicate: Names, *bodies: Any) -> None:
-        """Add to ``met`` what a predicate depends on, if its branches or loops hold collectives or
+        """Add to ``needed`` what a predicate depends on, if its branches or loops hold collectives or
         effects.
         """
         if predicate and any(collectives_in(body) or body.effects for body in bodies):
-            self.met.update(alone(predicate, self.placements))
+            self.needed.update(unsplit_elements(predicate, self.placements))
 
     def _check_mentions(self, eqn, inputs):
         mentions = eqn.params["mentions"]

@@ -139,7 +139,7 @@ def operand_names(
     return names.difference(replaced).union(axes_of_operand)
 
 
-def alone(names: Names, placements: Mapping[AxisName, Placement]) -> list[LocalElement]:
+def unsplit_elements(names: Names, placements: Mapping[AxisName, Placement]) -> list[LocalElement]:
     """The mesh axes along which a value may differ between devices although no named axis of it
     lies there.
     """

@@ -131,14 +131,14 @@ def _output_order(inputs: Sequence[_Labels], output: _Labels, more: Sequence[int
     kept = (*more, *output)
     if len(inputs) != 2:
         return tuple(c for c in kept if any(c in labels for labels in inputs))
-    x, y = (_without(labels, _alone(inputs, k, kept)) for k, labels in enumerate(inputs))
+    x, y = (_without(labels, _private_labels(inputs, k, kept)) for k, labels in enumerate(inputs))
     _, natural = _dot_numbers(x, y, kept)
     ordered = iter(output)
     return tuple(c if c in more else next(ordered) for c in natural)
 
 
 def _contract_arrays(*operands, subscripts, precision, preferred_element_type, optimize):
-    operands, subscripts = _sum_alone(operands, subscripts, preferred_element_type)
+    operands, subscripts = _sum_private(operands, subscripts, preferred_element_type)
     options = {"precision": precision, "preferred_element_type": preferred_element_type}
     if len(operands) == 2:
         return _dot(*operands, subscripts, options)
@@ -149,19 +149,19 @@ def _contract_arrays(*operands, subscripts, precision, preferred_element_type, o
     )
 
 
-def _sum_alone(operands, subscripts, dtype):
+def _sum_private(operands, subscripts, dtype):
     """Sum dimensions that only one operand has, without a dot, in no less precision than a dot."""
     inputs, output = subscripts
-    alone = [_alone(inputs, k, output) for k in range(len(inputs))]
-    if not any(alone):
+    private = [_private_labels(inputs, k, output) for k in range(len(inputs))]
+    if not any(private):
         return operands, subscripts
     if dtype is not None:
         operands = [x.astype(jnp.promote_types(x.dtype, dtype)) for x in operands]
     operands = [
         sum_dims(x, list(map(labels.index, gone)))
-        for x, labels, gone in zip(operands, inputs, alone)
+        for x, labels, gone in zip(operands, inputs, private)
     ]
-    return operands, Subscripts(tuple(map(_without, inputs, alone)), output)
+    return operands, Subscripts(tuple(map(_without, inputs, private)), output)
 
 
 def _dot(x, y, subscripts, options):
@@ -182,8 +182,8 @@ def _dot_numbers(x, y, kept):
     return numbers, (*batch, *(c for c in (*x, *y) if c not in shared))
 
 
-def _alone(inputs, index, kept):
-    """Labels of one operand that are summed in it alone."""
+def _private_labels(inputs, index, kept):
+    """Labels of one operand that are summed and that no other operand has."""
     others = {
         *kept,
         *itertools.chain.from_iterable(labels for k, labels in enumerate(inputs) if k != index),

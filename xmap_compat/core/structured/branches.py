@@ -67,7 +67,7 @@ def cond(
         n | index.names
         for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))
     ]
-    ev = dataclasses.replace(ev, apart=ev.apart | index.names)
+    ev = dataclasses.replace(ev, diverging=ev.diverging | index.names)
     if ev.view.local_names(index.names) or (index.names and communicates(ev, *branches)):
         return _select_result(ev, branches, index, operands, mask)
 
@@ -160,17 +160,19 @@ class _Branch:
     def _run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
         """The values of all variables, from those of the inputs."""
         together = lambda name: name not in self.mask.names and self.ev.view.is_bound(name)  # noqa: E731
-        met = []
+        combined = []
         for eqn in eqns:
             axes = collectives_within(self.ev, eqn, differentiable=True)
-            met.append(frozenset(n for n in axes if not together(n)))
-        flowing = _flowing_into(eqns, met)
-        places = list(map(_place_of, eqns, met, flowing))
-        alone = (
+            combined.append(frozenset(n for n in axes if not together(n)))
+        flowing = _flowing_into(eqns, combined)
+        places = list(map(_place_of, eqns, combined, flowing))
+        structured = (
             eqn for eqn, place in zip(eqns, places) if place is _Place.SHARED and _jax.read(eqn)
         )
-        whole = any(flowing) or any(alone)
-        shared = _Cut(functools.partial(self._cut, frozenset().union(*met)), env) if whole else env
+        whole = any(flowing) or any(structured)
+        shared = (
+            _Cut(functools.partial(self._cut, frozenset().union(*combined)), env) if whole else env
+        )
         cut = _Cut(functools.partial(self._cut, frozenset()), shared)
         rules: Mapping[Any, Rule] = {
             _jax.Call: self._call,
@@ -219,19 +221,23 @@ class _Branch:
         return dataclasses.replace(value, data=_cut_p.bind(value.data, local, mesh_axes=axes))
 
 
-def _place_of(eqn: Any, met: Names, flows: bool) -> _Place:
-    if met and not flows and isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond)):
+def _place_of(eqn: Any, combined: Names, flows: bool) -> _Place:
+    if (
+        combined
+        and not flows
+        and isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond))
+    ):
         return _Place.INSIDE
-    return _Place.SHARED if met or flows else _Place.OPERANDS
+    return _Place.SHARED if combined or flows else _Place.OPERANDS
 
 
-def _flowing_into(eqns: Sequence[Any], met: Sequence[Names]) -> list[bool]:
-    """For each equation, whether an equation that meets others in a collective needs its
+def _flowing_into(eqns: Sequence[Any], combined: Sequence[Names]) -> list[bool]:
+    """For each equation, whether a collective that combines elements needs its
     results.
     """
     needed: set[Any] = set()
     flows = []
-    for eqn, axes in reversed(list(zip(eqns, met))):
+    for eqn, axes in reversed(list(zip(eqns, combined))):
         flows.append(not needed.isdisjoint(eqn.outvars))
         if axes or flows[-1]:
             needed.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))

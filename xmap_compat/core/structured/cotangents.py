@@ -159,27 +159,27 @@ def _apply_where_once(ev, staged, first, axes, wanted):
     some axes.
     """
 
-    def operands_in_parts_over(apart):
-        cts = [_once_in(ev.view, ct, axes, apart) for ct in staged.operands[first:]]
+    def operands_divided_over(divided):
+        cts = [_once_in(ev.view, ct, axes, divided) for ct in staged.operands[first:]]
         return [*staged.operands[:first], *cts]
 
-    inputs = [v.names for v in operands_in_parts_over(NONE)]
+    inputs = [v.names for v in operands_divided_over(NONE)]
     names = ev.checker.check(staged.jaxpr, inputs)
     both_ways = staged.restore([once.used_both_ways(n) for n in names])
     outs: dict[Names, list[NamedValue | None]] = {}
     for k in wanted:
-        apart = both_ways[k] or NONE
-        if apart not in outs:
-            operands = operands_in_parts_over(apart)
-            outs[apart] = staged.restore(evaluate_staged(ev, staged.jaxpr, operands))
+        divided = both_ways[k] or NONE
+        if divided not in outs:
+            operands = operands_divided_over(divided)
+            outs[divided] = staged.restore(evaluate_staged(ev, staged.jaxpr, operands))
     return {k: outs[both_ways[k] or NONE][k] for k in wanted}
 
 
-def _once_in(view, cotangent, axes, apart):
-    """A cotangent that exists once along ``axes``; along ``apart`` each element has its part."""
+def _once_in(view, cotangent, axes, divided):
+    """A cotangent that exists once along ``axes``; along ``divided`` each element has its part."""
     missing = axes - cotangent.names
     existing = dataclasses.replace(cotangent, names=once.with_once(cotangent.names, axes))
-    missing = missing & apart
+    missing = missing & divided
     if not missing:
         return existing
     parts = equal_parts(view, existing, missing)

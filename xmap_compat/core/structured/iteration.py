@@ -105,7 +105,7 @@ def while_loop(
         operands, loop.num_condition_consts, loop.num_body_consts
     )
     _, names, varying = flow_through(ev.checker, loop, [v.names for v in operands])
-    ev = dataclasses.replace(ev, apart=ev.apart | varying)
+    ev = dataclasses.replace(ev, diverging=ev.diverging | varying)
     condition = lambda carry: ev.evaluate(loop.condition, [*condition_consts, *carry])[0]  # noqa: E731
     step = lambda carry: ev.laid_out(ev.evaluate(loop.body, [*body_consts, *carry]), names)  # noqa: E731
     first = ev.laid_out(init, names)
