@@ -180,7 +180,8 @@ class _Nest:
         """Evaluate equations within scans over ``loops``; return ``env`` and the variables in
         ``wanted``.
         """
-        here, inside = [], []
+        here: list[Any] = []
+        inside: list[Any] = []
         for eqn in eqns:
             is_looped = not self._loops_of(eqn).isdisjoint(loops)
             (inside if is_looped else here).append(eqn)
@@ -215,7 +216,7 @@ class _Nest:
     def _scan(self, loop, eqns, wanted, env, inner):
         # In the order of the program (that of a set differs between processes).  In a gradient, JAX
         # (to 0.12) drops a callback whose results leave no scan.
-        outputs = []
+        outputs: list[Any] = []
         for eqn in eqns:
             leaves_all = _jax.has_side_effect(eqn)
             outputs.extend(v for v in eqn.outvars if leaves_all or v in wanted)
@@ -266,14 +267,15 @@ def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chu
     kept: dict[int, AxisName | None] = {}
     for size, name in zip(jnp.shape(value.data), value.dims):
         place = view.placements.get(name)
-        is_looped = place is not None and bool(place.loops)
-        if is_looped:
-            looped.update(zip(place.loops, itertools.count(len(shape))))
-            shape.extend(place.loop_sizes)
-            size = place.local_size
-        if not is_looped or size != 1:
+        if place is None or not place.loops:
             kept[len(shape)] = name
             shape.append(size)
+            continue
+        looped.update(zip(place.loops, itertools.count(len(shape))))
+        shape.extend(place.loop_sizes)
+        if place.local_size != 1:
+            kept[len(shape)] = name
+            shape.append(place.local_size)
     found = tuple(loop for loop in loops if loop in looped)
     front = [looped[loop] for loop in found]
     data = lax.transpose(_jax.reshaped(value.data, shape), (*front, *kept))

@@ -169,19 +169,19 @@ class _Uses:
         cast = len(results) if isinstance(held, _jax.Cond) else len(carry)
         inside: list[list[Use]] = [[] for _ in operands]
         for body in bodies_of(held):
-            each = 1 / max(body.repeats, 1)
+            repeats = body.repeats or 0
             leaving = list(map(self.cast_to, results[:cast]))
-            leaving.extend(_times(use, each) for use in after[cast:])
+            leaving.extend(_times(use, 1 / max(repeats, 1)) for use in after[cast:])
             entering = self.of_inputs(body.jaxpr, [names[k] for k in body.operands], leaving)
             for k, use in zip(body.operands, entering):
-                inside[k].append(_times(use, body.repeats))
+                inside[k].append(_times(use, repeats))
         before = self.cast_to(predicate)
         uses: list[Use] = []
         for k, value in enumerate(operands):
             if k in carry:
                 uses.append(self.cast_to(names[k]))
             elif inside[k]:
-                uses.append(self._together(value, inside[k]) | before)
+                uses.append({**self._together(value, inside[k]), **before})
             else:
                 uses.append({})
         return uses
@@ -199,7 +199,7 @@ class _Uses:
         return [after]
 
 
-def _of_ordinary(operands: Sequence[_Value], after: Sequence[Use], together: Use) -> list[Use]:
+def _of_ordinary(operands, after: Sequence[Mapping[Any, float]], together: Use) -> list[Use]:
     """Operands are cast where one of them varies; over other axes the results are cast, where their
     uses are.
     """
