@@ -17,7 +17,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.device import DeviceView, cast_alike, cast_to, laid_out_over
 from xmap_compat.core.specs import AxisName, AxisNames
-from xmap_compat.core.values import Dims, NamedValue, joint_names, others, positional, without
+from xmap_compat.core.values import Dims, NamedValue, others, positional, union_of_names, without
 
 
 def bind_named(
@@ -26,7 +26,7 @@ def bind_named(
     """Bind a primitive that knows nothing of names: every result varies over the union of the
     operands' names.
     """
-    names = joint_names(operands)
+    names = union_of_names(operands)
     levels = view.local_names(names)
     operands = cast_alike(view, operands)
     data = [cast_to(view, operand, names).data for operand in operands]
@@ -46,7 +46,7 @@ def bind_per_element(
     """Bind a primitive once for each element of the named axes, in a loop, if its batching rule
     mixes them or fails.
     """
-    names = joint_names(operands)
+    names = union_of_names(operands)
     levels = view.local_names(names)
     if not levels:
         return bind_named(view, primitive, operands, params)
@@ -98,7 +98,7 @@ def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedVa
     """Apply a function of positional arrays to named values, element by element of their named
     axes.
     """
-    names = joint_names(values)
+    names = union_of_names(values)
     levels = view.local_names(names)
     mapped = fun
     for size, positions in reversed(_levels(view, values, levels)):

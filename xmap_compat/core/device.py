@@ -25,10 +25,10 @@ from xmap_compat.core.values import (
     Dims,
     NamedValue,
     is_smooth,
-    joint_names,
     leading,
     moved_to_front,
     transposed,
+    union_of_names,
     without,
 )
 
@@ -234,7 +234,7 @@ def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[Named
     if not (view.in_users_shard_map or view.gathers_vary):
         return values
     types = [_jax.varying_axes(value.data) for value in values]
-    shown = view.mesh_axes_of(joint_names(values))
+    shown = view.mesh_axes_of(union_of_names(values))
     hidden = frozenset().union(*types).difference(shown)
     return cast_as(view, values, [hidden] * len(values))
 

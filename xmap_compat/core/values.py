@@ -82,7 +82,7 @@ def is_smooth(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def joint_names(values: Iterable[NamedValue]) -> frozenset[AxisName]:
+def union_of_names(values: Iterable[NamedValue]) -> frozenset[AxisName]:
     """The axes that any of the values varies over."""
     return frozenset().union(*(value.names for value in values))
 
