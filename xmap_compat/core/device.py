@@ -28,6 +28,7 @@ from xmap_compat.core.values import (
     leading,
     transposed,
     without,
+    without_dims,
 )
 
 _Casts = weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[Any, NamedValue]]]
@@ -314,7 +315,7 @@ def without_single(
     squeezed.
     """
     single = [k for k, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
-    kept = tuple(n for k, n in enumerate(dims) if k not in single)
+    kept = without_dims(dims, single)
     return NamedValue(lax.squeeze(data, single) if single else data, kept, names)
 
 
