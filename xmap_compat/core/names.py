@@ -105,7 +105,9 @@ class Checker:
             infer = self._collective
         results = infer(eqn, inputs)
         for names in results:
-            self.check_distinct_resources(names, lambda: self._place(eqn))
+            conflict = self._conflict(names)
+            if conflict:
+                raise _names_meet(*conflict, self._place(eqn))
         return results
 
     def _place(self, eqn) -> Place:
@@ -131,24 +133,26 @@ class Checker:
         """
         return _jax.where_in_user_code(eqn, *reversed(self._around))
 
-    def check_distinct_resources(self, names: Names, place: Callable[[], Place]) -> None:
+    def check_distinct_resources(self, names: Names, place: Place) -> None:
         """Raise if two of the names need one resource: no device (or iteration of a loop) could
         hold both.
         """
+        conflict = self._conflict(names)
+        if conflict:
+            raise _names_meet(*conflict, place)
+
+    def _conflict(self, names) -> tuple[Any, Any, Any] | None:
+        """Two of the names that need one resource, and the resource."""
         if len(names) < 2:
-            return
+            return None
         taken: dict[Any, AxisName] = {}
         for name in sorted(names, key=str):
             for resource in sorted(self.placements[name].resources, key=str):
                 if resource in taken:
-                    first = taken[resource]
-                    raise _names_meet(
-                        self._taken_by.get(first, first),
-                        self._taken_by.get(name, name),
-                        resource,
-                        place(),
-                    )
+                    both = (taken[resource], name)
+                    return *(self._taken_by.get(axis, axis) for axis in both), resource
                 taken[resource] = name
+        return None
 
     def _structured(self, eqn, inputs):
         held = _jax.read(eqn)
