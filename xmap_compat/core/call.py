@@ -328,7 +328,7 @@ def _mesh_changed() -> RuntimeError:
     )
 
 
-def _nothing_returned():
+def _nothing_returned() -> ValueError:
     return ValueError(
         "The function returned None (is a `return` missing?), and out_axes is None. "
         "Return an array, or write {} as out_axes of a function that is called for its effects"
