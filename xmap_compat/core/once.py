@@ -1,4 +1,5 @@
-"""Cotangents that exist once: how the names of a value say that it stands for those of all elements.
+"""Cotangents that exist once: how the names of a value say that it stands for those of all
+elements.
 
 A cotangent that does not vary over an axis has arrived summed over it.  In a custom backward rule
 it, and what is made from it, has a ``Once`` for the axis among its names.  It is passed on as names
@@ -42,8 +43,10 @@ class Once:
 
 def with_once(names: Names, axes: Names) -> Names:
     """The names of a cotangent in a rule with collectives over these axes."""
-    along = (Once(axis, Use.EACH if axis in names else Use.NONE) for axis in axes)
-    return names.union(along)
+    along = set()
+    for axis in axes:
+        along.add(Once(axis, Use.EACH if axis in names else Use.NONE))
+    return names | along
 
 
 def without_once(names: Names) -> Names:
@@ -52,12 +55,18 @@ def without_once(names: Names) -> Names:
 
 def placements_of_once(axes: Iterable[AxisName]) -> Mapping[Any, Placement]:
     """Each ``Once`` is an axis of one element, for all that does not know what it says."""
-    every = (Once(axis, use) for axis in axes for use in Use)
-    return {name: Placement(name, 1) for name in every}
+    placements: dict[Any, Placement] = {}
+    for axis in axes:
+        for use in Use:
+            name = Once(axis, use)
+            placements[name] = Placement(name, 1)
+    return placements
 
 
 def in_parts(names: Names, axes: Iterable[AxisName]) -> list[AxisName]:
-    """The axes along which a value with these names stands in a collective for the elements' own."""
+    """The axes along which a value with these names stands in a collective for parts: the elements'
+    own values, which add up to it.
+    """
     return [axis for axis in axes if Once(axis) in names and axis not in names]
 
 
@@ -65,23 +74,25 @@ def after_collective(operand: Names, axes: Iterable[AxisName], result: Names) ->
     """The names of a collective's result: which ``Once`` have ended, and how they were used."""
     for axis in axes:
         if Once(axis) in operand:
-            result = (result - {Once(axis)}).union(_ended(operand, axis))
+            result -= {Once(axis)}
+            result |= {Once(axis, _use_by_collective(operand, axis))}
     return result
 
 
-def _ended(operand, axis):
+def _use_by_collective(operand, axis) -> Use:
     """How a collective over an axis uses an operand that is made from a cotangent."""
-    others = {use for use in Use if Once(axis, use) in operand} - {Use.NONE}
-    if others & {Use.PARTS, Use.BOTH, Use.EACH}:
-        return [Once(axis, Use.BOTH)]
+    used = {use for use in Use if Once(axis, use) in operand}
+    if used & {Use.PARTS, Use.BOTH, Use.EACH}:
+        return Use.BOTH
     if axis in operand:
-        return [Once(axis, Use.WHOLE)]
-    return [Once(axis, Use.BOTH if others else Use.PARTS)]
+        return Use.WHOLE
+    return Use.BOTH if Use.WHOLE in used else Use.PARTS
 
 
 def used_both_ways(names: Names) -> Names:
     """The axes along which a result has a cotangent by its parts, and without any collective."""
-    by_parts = {n.axis for n in names if isinstance(n, Once) and n.use is Use.PARTS}
-    without = {n.axis for n in names if isinstance(n, Once) and n.use is Use.NONE}
-    together = {n.axis for n in names if isinstance(n, Once) and n.use is Use.BOTH}
-    return frozenset(by_parts & without | together)
+
+    def axes_of(use: Use) -> Names:
+        return frozenset(n.axis for n in names if isinstance(n, Once) and n.use is use)
+
+    return axes_of(Use.PARTS) & axes_of(Use.NONE) | axes_of(Use.BOTH)
