@@ -290,7 +290,7 @@ def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
 
 
 def _mesh_and_outer(view, axes):
-    """Axes as ``DeviceView.mesh_axes_of`` gives them: those of the mesh, and those bound outside."""
+    """Axes as ``mesh_axes_of`` gives them: those of the mesh, and those bound outside."""
     mesh = tuple(axis for axis in axes if axis in view.mesh_axes)
     outer = tuple(axes[len(mesh) :])
     assert (*mesh, *outer) == tuple(axes), "axes bound outside come last"

@@ -24,12 +24,13 @@ def forward(
     """The facts about every variable of a jaxpr.
 
     Args:
-      inputs: the facts about its inputs, without constants.
+      inputs: the facts about its inputs; about constants too, or there are none.
       transfer: ``(equation, facts about its operands) -> facts about its results``.
     """
     body, _ = _jax.open_jaxpr(jaxpr)
-    facts = dict.fromkeys(_jax.input_vars(body), NOTHING)
-    facts.update(zip(body.invars, inputs))
+    variables = _jax.input_vars(body)
+    facts = dict.fromkeys(variables, NOTHING)
+    facts.update(zip(reversed(variables), reversed(inputs)))
     for eqn in body.eqns:
         operands = [fact_of(facts, atom) for atom in eqn.invars]
         facts.update(zip(eqn.outvars, transfer(eqn, operands)))

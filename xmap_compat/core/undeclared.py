@@ -6,7 +6,7 @@ element of index 0, and the next xmap over the same mesh gets each device's own 
 Programs that feed a decode state back rely on both.  Nothing is broadcast.
 
 No array shows whether it is such a result.  So once one ``exist``s, any argument may differ along
-each mesh axis, and varies over an ``LocalElement``.  A call is evaluated with these if a collective,
+each mesh axis, and varies over a ``LocalElement``.  A call is evaluated with these if a collective,
 or a predicate around one, needs them.
 """
 
