@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -90,8 +90,12 @@ def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
 def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
     """Place a call whose arguments have been bound to their specs."""
     placements = locate(declared, arguments)
-    traced = _trace(declared, arguments, placements)
-    return _check(declared, arguments, placements, traced)
+    scope = current_scope()
+    sizes = {name: arguments.sizes[name] for name in placements}
+    body = Body(sizes, scope, axes.offered(scope))
+    program = trace_program(declared.fun, arguments.types(), arguments.names, body)
+    out_specs = tuple(_bind_results(declared, program, arguments.sizes))
+    return _check(declared, arguments, placements, body, program, out_specs)
 
 
 def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placement]:
@@ -105,42 +109,21 @@ def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placem
     return placements
 
 
-class _Traced(NamedTuple):
-    """Stage 3: the program with its specs and scope, and the mesh axes that calls in it may use."""
-
-    program: NamedProgram
-    out_specs: tuple[AxisSpec, ...]
-    body: Body
-    mesh_axes: dict[AxisName, Placement]
-
-
-def _trace(
-    declared: Declaration, arguments: Arguments, placements: dict[AxisName, Placement]
-) -> _Traced:
-    scope = current_scope()
-    sizes = {name: arguments.sizes[name] for name in placements}
-    body = Body(sizes, scope, axes.offered(scope))
-    program = trace_program(declared.fun, arguments.types(), arguments.names, body)
-    out_specs = tuple(_bind_results(declared, program, arguments.sizes))
-    mesh_axes: dict[AxisName, Placement] = {}
-    if _mesh_axes_used(program, placements):
-        mesh_axes = axes.as_placements(body.mesh_axes)
-    return _Traced(program, out_specs, body, mesh_axes)
-
-
 def _check(
     declared: Declaration,
     arguments: Arguments,
     placements: dict[AxisName, Placement],
-    traced: _Traced,
+    body: Body,
+    program: NamedProgram,
+    out_specs: tuple[AxisSpec, ...],
 ) -> PlacedCall:
     """Stage 4: what varies over what, and whether each result fits its spec."""
-    program, out_specs, body, mesh_axes = traced
     nested = bool(enclosing_bodies())
+    used = _mesh_axes_used(program, placements)
+    mesh_axes = axes.as_placements(body.mesh_axes) if used else {}
     # Mesh axes are named axes of the outermost xmap only, but no value of a nested one may need one
     # of them twice.
     checker = Checker(placements | mesh_axes, declared.name, trace_rule=call_without_axes)
-    used = _mesh_axes_used(program, placements)
     _check_outer_names(program, checker.placements, used)
     local = _local_elements(declared, checker, program, arguments.names, used)
     checker = dataclasses.replace(checker, placements=checker.placements | local)
@@ -233,7 +216,7 @@ def _placements(declared, arguments, scope):
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
     placements = place_axes(ordered, declared.resources, scope, arguments.origins)
     _check_backend(declared.backend, scope, placements)
-    if axes.mesh_is_offered():
+    if axes.offered(scope):
         return placements
     # No mesh axis is available here (inside the user's shard_map): each device computes everything.
     return {name: place.without_mesh() for name, place in placements.items()}

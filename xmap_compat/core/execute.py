@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -44,65 +45,57 @@ def _lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int)
 _on_mesh_p = _jax.define_device_check("on_mesh", _lowered_for_others)
 
 
-@dataclasses.dataclass(frozen=True)
-class Execution:
-    """The evaluation of a placed call on one device."""
+def _on_device(
+    placed: PlacedCall, view: DeviceView, consts: Sequence[Any], leaves: Sequence[Any]
+) -> list[Any]:
+    """The results of one device from its parts of the arguments."""
+    enter, leave = _enter, _leave
+    if view.nested:
+        enter, leave = boundary.take_part, boundary.gather_parts
+    # Where arguments enter and results leave, a device's part of a looped axis is one dimension.
+    placements = {name: place.without_loops() for name, place in view.placements.items()}
+    outside = dataclasses.replace(view, placements=placements)
+    args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
+    names = undeclared.names_at_entry(
+        placed.program.consts, [value.names for value in args], placed.every_placement
+    )
+    entering = []
+    for value, entered in zip([*map(positional, consts), *args], names):
+        entering.append(dataclasses.replace(value, names=entered))
+    outs = _evaluate(placed, view, *split(entering, len(consts)))
+    results = []
+    for out, spec, aval in zip(outs, placed.out_specs, placed.program.out_types):
+        results.append(_jax.with_weak_type(leave(outside, out, spec), aval.weak_type))
+    return results
 
-    placed: PlacedCall
-    view: DeviceView
 
-    def on_device(self, consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """The results of one device from its parts of the arguments."""
-        placed = self.placed
-        enter, leave = _enter, _leave
-        if self.view.nested:
-            enter, leave = boundary.take_part, boundary.gather_parts
-        # Where arguments enter and results leave, a device's part of a looped axis is one
-        # dimension.
-        placements = {name: p.without_loops() for name, p in self.view.placements.items()}
-        outside = dataclasses.replace(self.view, placements=placements)
-        args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
-        names = undeclared.names_at_entry(
-            placed.program.consts, [value.names for value in args], placed.every_placement
-        )
-        entering = []
-        for value, entered in zip([*map(positional, consts), *args], names):
-            entering.append(dataclasses.replace(value, names=entered))
-        outs = self._evaluate(*split(entering, len(consts)))
-        results = []
-        for out, spec, aval in zip(outs, placed.out_specs, placed.program.out_types):
-            results.append(_jax.with_weak_type(leave(outside, out, spec), aval.weak_type))
-        return results
+def _evaluate(placed: PlacedCall, view: DeviceView, values: Any, args: Any) -> list[NamedValue]:
+    body = placed.body
+    if not view.mesh_axes:
+        body = dataclasses.replace(body, mesh_axes={})
 
-    def _evaluate(self, values, args):
-        placed = self.placed
-        view = self.view
-        body = placed.body
-        if not view.mesh_axes:
-            body = dataclasses.replace(body, mesh_axes={})
+    def trace(fun, types):
+        return trace_flat(fun, types, body, view.in_our_shard_map)
 
-        def trace(fun, types):
-            return trace_flat(fun, types, body, view.in_our_shard_map)
+    def trace_rule(fun, advice):
+        return call_without_axes(fun, advice, view.in_our_shard_map)
 
-        def trace_rule(fun, advice):
-            return call_without_axes(fun, advice, view.in_our_shard_map)
-
-        checker = Checker(
-            view.placements,
-            placed.fun_name,
-            as_placements(body.mesh_axes, nested=True) if view.nested else {},
-            trace_rule=trace_rule,
-            asked=placed.asked,
-        )
-        jaxpr = placed.program.jaxpr
-        ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
-        wanted = []
-        for names, spec in zip(placed.result_names, placed.out_specs):
-            wanted.append(names.union(spec.position_of()))
-        if loop_lengths(view.placements):
-            return evaluate_in_loops(ev, placed.program, values, args, wanted)
-        ev = ev.gathering(jaxpr, [value.names for value in args], wanted)
-        return ev.evaluate(jaxpr, args, values)
+    checker = Checker(
+        view.placements,
+        placed.fun_name,
+        as_placements(body.mesh_axes, nested=True) if view.nested else {},
+        trace_rule=trace_rule,
+        asked=placed.asked,
+    )
+    jaxpr = placed.program.jaxpr
+    ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
+    wanted = []
+    for names, spec in zip(placed.result_names, placed.out_specs):
+        wanted.append(names.union(spec.position_of()))
+    if loop_lengths(view.placements):
+        return evaluate_in_loops(ev, placed.program, values, args, wanted)
+    ev = ev.gathering(jaxpr, [value.names for value in args], wanted)
+    return ev.evaluate(jaxpr, args, values)
 
 
 def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
@@ -127,8 +120,7 @@ def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
             return _on_mesh(placed, leaves)
         if not placed.uses_mesh:
             return _without_mesh(placed, leaves)
-        view = boundary.device_view(placed)
-        return Execution(placed, view).on_device(placed.program.consts, leaves)
+        return _on_device(placed, boundary.device_view(placed), placed.program.consts, leaves)
 
 
 def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
@@ -146,7 +138,7 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
     staged = _jax.mesh_to_stage(mesh)
     mapped = jax.shard_map(
-        Execution(placed, view).on_device,
+        functools.partial(_on_device, placed, view),
         mesh=staged,
         in_specs=(const_specs, arg_specs),
         out_specs=[partition_spec(spec, placements) for spec in placed.out_specs],
@@ -169,7 +161,7 @@ def _spmd_vmap(axes: Iterable[Hashable]) -> NotImplementedError:
 def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     view = DeviceView(placed.every_placement, in_users_shard_map=_jax.in_manual_region())
     try:
-        return Execution(placed, view).on_device(placed.program.consts, leaves)
+        return _on_device(placed, view, placed.program.consts, leaves)
     except Exception as error:
         # On Explicit meshes JAX refuses some operations along a sharded dimension.
         note = _note_of_sharding(placed.in_specs, leaves)

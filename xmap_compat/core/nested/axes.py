@@ -28,16 +28,6 @@ def offered(scope: Scope) -> Mapping[MeshAxis, int]:
     return {MeshAxis(name): size for name, size in scope.mesh.shape.items()}
 
 
-def mesh_is_offered() -> bool:
-    """Whether a call may split its axes: outside of all ``shard_map``s, or in a body that offers
-    mesh axes.
-    """
-    enclosing = enclosing_bodies()
-    if enclosing:
-        return bool(enclosing[-1].mesh_axes)
-    return not _jax.in_manual_region()
-
-
 def as_placements(
     axes: Mapping[MeshAxis, int], *, nested: bool = False
 ) -> dict[AxisName, Placement]:
