@@ -133,7 +133,12 @@ class DeviceView:
                 used.update(self.placements[name].mesh_axes)
             else:
                 outer.append(name)
-        return (*(axis for axis in self.mesh_axes if axis in used), *outer)
+        return (*self.in_order(used), *outer)
+
+    def in_order(self, mesh_axes: Iterable[Any]) -> tuple[Any, ...]:
+        """Those of the axes that are on the mesh, in its order."""
+        wanted = set(mesh_axes)
+        return tuple(axis for axis in self.mesh_axes if axis in wanted)
 
     def mesh_size(self, axis: Any) -> int:
         if axis in self.mesh_sizes:
@@ -182,8 +187,7 @@ class DeviceView:
 
 def cast_data(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
     """Cast data that is equal on all devices to vary over mesh axes of this xmap."""
-    wanted = set(mesh_axes)
-    axes = tuple(axis for axis in view.mesh_axes if axis in wanted)
+    axes = view.in_order(mesh_axes)
     if view.nested:
         return bind_over(view, vary_p, data, axes)
     return _cast_typed(view, data, axes)
@@ -197,8 +201,7 @@ def bind_over(view: DeviceView, primitive: Any, data: Any, axes: Sequence[Any]) 
 def _cast_typed(view, data, axes):
     if not axes or view.untyped:
         return data
-    present = _jax.varying_axes(data)
-    missing = tuple(axis for axis in axes if axis not in present)
+    missing = without(axes, _jax.varying_axes(data))
     if not missing:
         return data
     return lax.pcast(data, missing, to="varying")
@@ -220,8 +223,7 @@ def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> N
             return known
     axes = view.mesh_axes_of(names)
     if view.nested:
-        have = view.mesh_axes_of(value.names)
-        axes = tuple(axis for axis in axes if axis not in have)
+        axes = without(axes, view.mesh_axes_of(value.names))
     varied = NamedValue(cast_data(view, value.data, axes), value.dims, together)
     casts[names] = (trace, varied)
     return varied
@@ -259,9 +261,9 @@ def times_elements(
 
     A cotangent that exists once is the sum of its parts.
     """
-    over = list(over)
+    over = tuple(over)
     summed = once.in_parts(frozenset(names), over)
-    repeats = view.total_size(name for name in over if name not in summed)
+    repeats = view.total_size(without(over, summed))
     if repeats == 1:
         return data
     return data * np.asarray(repeats).astype(data.dtype)
@@ -291,7 +293,7 @@ def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
 
 def _mesh_and_outer(view, axes):
     """Axes as ``mesh_axes_of`` gives them: those of the mesh, and those bound outside."""
-    mesh = tuple(axis for axis in axes if axis in view.mesh_axes)
+    mesh = view.in_order(axes)
     outer = tuple(axes[len(mesh) :])
     assert (*mesh, *outer) == tuple(axes), "axes bound outside come last"
     return mesh, outer

@@ -31,25 +31,19 @@ def broadcast_specs(
     """
     if tree is None and where == "out_axes" and spec_names(specs):
         raise _not_a_prefix(where, source, _Parting("result", "names", "None"), tree)
-    flat: list[AxisSpec] = []
-
-    def repeat(spec, subtree):
-        flat.extend([spec] * len(jax.tree.leaves(subtree)))
-
     try:
-        jax.tree.map(repeat, specs, tree)
+        return jax.tree.leaves(jax.tree.broadcast(specs, tree))
     except (ValueError, TypeError):
         path = root or _ROOTS[where]
         parting = _parting(specs, tree, path)
         if parting is None:
             parting = _Parting(path, show(source), str(jax.tree.structure(tree)))
         raise _not_a_prefix(where, source, parting, tree, is_of_xmap=not root) from None
-    return flat
 
 
 def _is_prefix(specs: Any, tree: Any) -> bool:
     try:
-        jax.tree.map(lambda spec, subtree: None, specs, tree)
+        jax.tree.broadcast(specs, tree)
     except (ValueError, TypeError):
         return False
     return True

@@ -77,11 +77,10 @@ def _whole_equations(view, eqns, names):
     """The equations with an operation that combines elements of looped axes: they are computed for
     all elements at once.
     """
-    looped = frozenset(name for name, place in view.placements.items() if place.loops)
     whole = set()
     for eqn in eqns:
         operands = frozenset().union(*(names[variable] for variable in _variables(eqn.invars)))
-        if not looped.isdisjoint(operands) and _holds_combination(eqn):
+        if _loops_of_names(view, operands) and _holds_combination(eqn):
             whole.add(eqn)
     return whole
 
@@ -180,22 +179,28 @@ class _Nest:
         """Evaluate equations within scans over ``loops``; return ``env`` and the variables in
         ``wanted``.
         """
-        here: list[Any] = []
-        inside: list[Any] = []
-        for eqn in eqns:
-            is_looped = not self._loops_of(eqn).isdisjoint(loops)
-            (inside if is_looped else here).append(eqn)
+        here, inside = self._by_loops(eqns, loops)
         env = self._run_here(here, env)
         if not inside:
             return env
         loop, *inner = loops
-        aside = [eqn for eqn in inside if loop not in self._loops_of(eqn)]
-        within = [eqn for eqn in inside if loop in self._loops_of(eqn)]
+        aside, within = self._by_loops(inside, (loop,))
         if aside:
             env = self.run(aside, wanted | _all_read(within), env, inner)
         if within:
             env = self._scan(loop, within, wanted, env, inner)
         return env
+
+    def _by_loops(self, eqns, loops):
+        """The equations that vary over none of the loops, and those that vary over some."""
+        varying: list[Any] = []
+        others: list[Any] = []
+        for eqn in eqns:
+            if self._loops_of(eqn).isdisjoint(loops):
+                others.append(eqn)
+            else:
+                varying.append(eqn)
+        return others, varying
 
     def _loops_of(self, eqn):
         variables = _variables([*eqn.invars, *eqn.outvars])

@@ -67,7 +67,11 @@ def in_parts(names: Names, axes: Iterable[AxisName]) -> list[AxisName]:
     """The axes along which a value with these names stands in a collective for parts: the elements'
     own values, which add up to it.
     """
-    return [axis for axis in axes if Once(axis) in names and axis not in names]
+    divided = []
+    for axis in axes:
+        if Once(axis) in names and axis not in names:
+            divided.append(axis)
+    return divided
 
 
 def after_collective(operand: Names, axes: Iterable[AxisName], result: Names) -> Names:
@@ -81,18 +85,20 @@ def after_collective(operand: Names, axes: Iterable[AxisName], result: Names) ->
 
 def _use_by_collective(operand, axis) -> Use:
     """How a collective over an axis uses an operand that is made from a cotangent."""
-    used = {use for use in Use if Once(axis, use) in operand}
-    if used & {Use.PARTS, Use.BOTH, Use.EACH}:
-        return Use.BOTH
+    for use in (Use.PARTS, Use.BOTH, Use.EACH):
+        if Once(axis, use) in operand:
+            return Use.BOTH
     if axis in operand:
         return Use.WHOLE
-    return Use.BOTH if Use.WHOLE in used else Use.PARTS
+    if Once(axis, Use.WHOLE) in operand:
+        return Use.BOTH
+    return Use.PARTS
 
 
 def used_both_ways(names: Names) -> Names:
     """The axes along which a result has a cotangent by its parts, and without any collective."""
-
-    def axes_of(use: Use) -> Names:
-        return frozenset(n.axis for n in names if isinstance(n, Once) and n.use is use)
-
-    return axes_of(Use.PARTS) & axes_of(Use.NONE) | axes_of(Use.BOTH)
+    axes: dict[Use, set[AxisName]] = {use: set() for use in Use}
+    for name in names:
+        if isinstance(name, Once):
+            axes[name.use].add(name.axis)
+    return frozenset(axes[Use.PARTS] & axes[Use.NONE] | axes[Use.BOTH])

@@ -20,12 +20,16 @@ def axis_names(params: Params) -> tuple[AxisName, ...]:
 
 def mentioned_names(params: Params) -> tuple[AxisName, ...]:
     """Named axes of an equation's parameters; empty for anything that is not a collective."""
-    return axis_names(params) if "axes" in params or "axis_name" in params else ()
+    if "axes" in params or "axis_name" in params:
+        return axis_names(params)
+    return ()
 
 
 def _axes_param(params):
-    axes = params["axes"] if "axes" in params else params["axis_name"]
-    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+    axes = params.get("axes", params.get("axis_name"))
+    if isinstance(axes, (tuple, list)):
+        return axes
+    return (axes,)
 
 
 def positions(params: Params) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -133,13 +133,18 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
         check_name("axis_resources", name)
         if not isinstance(resources, (tuple, list)):
             resources = (resources,)
-        named = [entry for entry in resources if not isinstance(entry, SerialLoop)]
+        named = _named(resources)
         for resource in named:
             _check_resource(name, resource)
         if len(set(named)) != len(named):
             raise _misplaced_resource(name, axis_resources[name], is_repeated=True)
         parsed[name] = tuple(resources)
     return parsed
+
+
+def _named(entries: Iterable[Any]) -> list[Any]:
+    """The resources that have names."""
+    return [entry for entry in entries if not isinstance(entry, SerialLoop)]
 
 
 _NO_RESOURCES = (
@@ -265,7 +270,7 @@ def _check_in_scope(resources, mesh_shape, loops):
     axes: list[Hashable] = []
     shadowed: list[Any] = []
     for name, entries in resources.items():
-        named = [entry for entry in entries if not isinstance(entry, SerialLoop)]
+        named = _named(entries)
         shadowed.extend(r for r in named if r in mesh_shape and r in loops)
         lacking = [r for r in named if r not in mesh_shape and r not in loops]
         if lacking:

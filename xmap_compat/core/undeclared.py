@@ -89,8 +89,7 @@ def names_at_entry(
     elements = local_elements_of(placements)
 
     def entering(names: Names) -> Names:
-        split = _split_by(names, placements)
-        return names.union(n for n in elements if n.mesh_axis not in split)
+        return names.union(unsplit_elements(names.union(elements), placements))
 
     of_consts = []
     for value in consts:
