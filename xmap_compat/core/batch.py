@@ -132,7 +132,7 @@ def index_of(view: DeviceView, names: AxisNames) -> NamedValue:
 def _single_index(view, name):
     place = view.placement_of(name)
     index = device_index(view, place.mesh_axes)
-    if not view.is_own(name):
+    if not view.is_bound(name):
         return positional(index)
     if not view.has_local_dim(name):
         return NamedValue(index, (), frozenset({name}))

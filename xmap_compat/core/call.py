@@ -23,8 +23,8 @@ from xmap_compat.core.names import Checker, Place
 from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
     Body,
+    LocalElement,
     MeshAxis,
-    OwnElement,
     Placement,
     Scope,
     current_scope,
@@ -43,7 +43,7 @@ class PlacedCall:
       scope: the resources in scope at the call.
       placements: the named axes of the user, in order of appearance.
       mesh_placements: mesh axes as named axes, on themselves: for nested calls, or as each
-        ``OwnElement``.
+        ``LocalElement``.
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
       result_names: the named axes that each result varies over.
@@ -141,21 +141,21 @@ def _check(
     checker = Checker({**placements, **mesh_axes}, declared.name, trace_rule=call_without_axes)
     used = _mesh_axes_used(program, placements)
     _check_outer_names(program, checker.placements, used)
-    own = _own_elements(declared, checker, program, arguments.names, used)
+    local = _local_elements(declared, checker, program, arguments.names, used)
     every, checker = (
-        placements | own,
-        dataclasses.replace(checker, placements=checker.placements | own),
+        placements | local,
+        dataclasses.replace(checker, placements=checker.placements | local),
     )
     entering = undeclared.names_at_entry(program.consts, arguments.names, every)
     results = tuple(checker.results(program.jaxpr, entering))
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
-    alone = not (nested or mesh_axes or any(p.mesh_axes for p in every.values()))
-    first = undeclared.mesh_of_results(declared, body.scope.mesh) if alone else None
+    uses_no_mesh = not (nested or mesh_axes or any(p.mesh_axes for p in every.values()))
+    first = undeclared.mesh_of_results(declared, body.scope.mesh) if uses_no_mesh else None
     return PlacedCall(
         fun_name=declared.name,
         scope=body.scope,
         placements=placements,
-        mesh_placements=own if nested else mesh_axes | own,
+        mesh_placements=local if nested else mesh_axes | local,
         in_specs=arguments.specs,
         out_specs=out_specs,
         program=program,
@@ -168,18 +168,18 @@ def _check(
     )
 
 
-def _own_elements(declared, checker, program, input_names, mesh_axes):
+def _local_elements(declared, checker, program, input_names, mesh_axes):
     """The mesh axes along which arguments may differ although no spec says so, if a collective
     depends on that.
     """
     if not (declared.undeclared and undeclared.exist.value):
         return {}
-    own = undeclared.own_elements(mesh_axes, current_scope().mesh)
-    with_own = Checker(checker.placements | own, declared.name, trace_rule=checker.trace_rule)
-    with_own.results(
-        program.jaxpr, undeclared.names_at_entry(program.consts, input_names, with_own.placements)
+    local = undeclared.local_elements(mesh_axes, current_scope().mesh)
+    with_local = Checker(checker.placements | local, declared.name, trace_rule=checker.trace_rule)
+    with_local.results(
+        program.jaxpr, undeclared.names_at_entry(program.consts, input_names, with_local.placements)
     )
-    return {name: place for name, place in own.items() if name in with_own.met}
+    return {name: place for name, place in local.items() if name in with_local.needed}
 
 
 def _check_outer_names(program, placements, mesh_axes):
@@ -210,8 +210,8 @@ def _mesh_axes_used(
     program: NamedProgram, placements: Mapping[AxisName, Placement]
 ) -> frozenset[Hashable]:
     """The mesh axes over which a call, or one nested in it, splits axes."""
-    own = frozenset(m for p in placements.values() for m in p.mesh_axes)
-    return own | {
+    used = frozenset(m for p in placements.values() for m in p.mesh_axes)
+    return used | {
         name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, MeshAxis)
     }
 
@@ -278,7 +278,7 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
     for spec, names, path in zip(out_specs, results, _result_paths(program)):
         wanted = frozenset(spec.position_of())
         extra = [
-            n for n in checker.placements if n in names - wanted and not isinstance(n, OwnElement)
+            n for n in checker.placements if n in names - wanted and not isinstance(n, LocalElement)
         ]
         if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
             raise _undeclared_output(path, spec.source, extra)

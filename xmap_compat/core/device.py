@@ -28,6 +28,7 @@ from xmap_compat.core.values import (
     leading,
     transposed,
     without,
+    without_dims,
 )
 
 _Casts = weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[Any, NamedValue]]]
@@ -97,15 +98,15 @@ class DeviceView:
         size = lax.axis_size(name)
         return Placement(name, size, (name,), (size,))
 
-    def is_own(self, name: AxisName) -> bool:
+    def is_bound(self, name: AxisName) -> bool:
         return name in self.placements
 
-    def own(self, names: Iterable[AxisName]) -> frozenset[AxisName]:
-        """The names that are axes of this xmap."""
-        return frozenset(n for n in names if self.is_own(n))
+    def bound(self, names: Iterable[AxisName]) -> frozenset[AxisName]:
+        """The names that this xmap binds."""
+        return frozenset(n for n in names if self.is_bound(n))
 
     def has_local_dim(self, name: AxisName) -> bool:
-        return self.is_own(name) and self.placements[name].local_size != 1
+        return self.is_bound(name) and self.placements[name].local_size != 1
 
     def local_names(self, names: Iterable[AxisName]) -> list[AxisName]:
         """The names that have a local dimension, in the order of the xmap's axes."""
@@ -116,23 +117,23 @@ class DeviceView:
         """All mesh axes (and axes bound outside) of these names, in the order of the mesh."""
         names = list(names)
         used = {m for n in names for m in self.placement_of(n).mesh_axes}
-        own = tuple(m for m in self.mesh_axes if m in used)
-        outer = tuple(n for n in names if not self.is_own(n))
-        return (*own, *outer)
+        mesh_axes = tuple(m for m in self.mesh_axes if m in used)
+        outer = tuple(n for n in names if not self.is_bound(n))
+        return (*mesh_axes, *outer)
 
     def mesh_size(self, axis: Any) -> int:
         return self.mesh_sizes[axis] if axis in self.mesh_sizes else lax.axis_size(axis)
 
     def present(self, value: NamedValue, names: Iterable[AxisName]) -> list[AxisName]:
         """The names that the value varies over; axes bound outside are assumed to vary."""
-        return [n for n in names if n in value.names or not self.is_own(n)]
+        return [n for n in names if n in value.names or not self.is_bound(n)]
 
     def total_size(self, names: Iterable[AxisName]) -> int:
         """The global number of elements along all the names together."""
         return math.prod(self.placement_of(n).size for n in names)
 
     def factors(self, names: Iterable[AxisName]) -> list[Factor]:
-        """The factors of axes, major first: the mesh axes of each axis, then its own local
+        """The factors of axes, major first: the mesh axes of each axis, then its local
         dimension.
         """
         factors: list[Factor] = []
@@ -178,7 +179,7 @@ def _cast_typed(view, data, axes):
 
 def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
     """Cast a value to vary over more names, without adding local dimensions yet."""
-    names = view.own(names)
+    names = view.bound(names)
     if not view.mesh_axes:
         return (
             value
@@ -217,8 +218,8 @@ def cast_as(
     each value.
     """
     return [
-        NamedValue(_cast_typed(view, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
-        for v, own in zip(values, axes)
+        NamedValue(_cast_typed(view, v.data, tuple(sorted(wanted, key=str))), v.dims, v.names)
+        for v, wanted in zip(values, axes)
     ]
 
 
@@ -235,7 +236,7 @@ def times_elements(
     return data if repeats == 1 else data * np.asarray(repeats).astype(data.dtype)
 
 
-def own_parts(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -> NamedValue:
+def equal_parts(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -> NamedValue:
     """What the elements of axes have of a value that exists once: equal parts."""
     divided = once.in_parts(value.names, axes)
     if not divided or not is_smooth(value.data):
@@ -247,11 +248,12 @@ def own_parts(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -> 
 
 def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
     """Sum over mesh axes (and axes bound outside); the result is equal on all of those devices."""
-    own = tuple(m for m in mesh_axes if m in view.mesh_axes)
+    mesh = tuple(m for m in mesh_axes if m in view.mesh_axes)
     outer = tuple(m for m in mesh_axes if m not in view.mesh_axes)
-    if own:
-        bound = bind(sum_p, data, own, tuple(map(view.mesh_size, own))) if view.nested else None
-        data = lax.psum(data, own) if bound is None else bound
+    if mesh and view.nested:
+        data = bind(sum_p, data, mesh, tuple(map(view.mesh_size, mesh)))
+    elif mesh:
+        data = lax.psum(data, mesh)
     return lax.psum(data, outer) if outer else data
 
 
@@ -267,16 +269,16 @@ def gather_devices(
         return jax.random.wrap_key_data(
             gather_devices(view, jax.random.key_data(data), mesh_axes, to), impl=impl
         )
-    own = tuple(m for m in mesh_axes if m in view.mesh_axes)
+    mesh = tuple(m for m in mesh_axes if m in view.mesh_axes)
     outer = tuple(m for m in mesh_axes if m not in view.mesh_axes)
-    assert (*own, *outer) == tuple(mesh_axes), "mesh_axes_of puts own mesh axes first"
+    assert (*mesh, *outer) == tuple(mesh_axes), "mesh_axes_of puts axes bound outside last"
     shape = data.shape
     if outer:
         data = lax.all_gather(data, outer, tiled=True)
-    if own and view.nested:
-        data = bind(gather_p, data, own, tuple(map(view.mesh_size, own)))
-    elif own:
-        data = _jax.gather(data, own, to)
+    if mesh and view.nested:
+        data = bind(gather_p, data, mesh, tuple(map(view.mesh_size, mesh)))
+    elif mesh:
+        data = _jax.gather(data, mesh, to)
     return _jax.reshaped(data, (math.prod(map(view.mesh_size, mesh_axes)) * shape[0], *shape[1:]))
 
 
@@ -313,7 +315,7 @@ def without_single(
     squeezed.
     """
     single = [k for k, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
-    kept = tuple(n for k, n in enumerate(dims) if k not in single)
+    kept = without_dims(dims, single)
     return NamedValue(lax.squeeze(data, single) if single else data, kept, names)
 
 

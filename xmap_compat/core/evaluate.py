@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES
@@ -23,7 +22,7 @@ from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.rules import translate
 from xmap_compat.core.rules.libraries import bind_by_rule
 from xmap_compat.core.rules.ordinary import bind_ordinary
-from xmap_compat.core.values import NamedValue, is_float0, positional
+from xmap_compat.core.values import NamedValue, as_array, is_float0, positional
 
 Tracer = Callable[..., Any]
 Rule = Callable[["Evaluator", Any, Sequence[NamedValue], Any], list[NamedValue]]
@@ -51,7 +50,7 @@ class RepeatedCalls:
         """The jitted function that evaluates a jaxpr.  Its cache distinguishes layouts, which are
         in the types.
         """
-        key = (jaxpr, id(ev.view), ev.gathers, ev.apart, ev.iterating)
+        key = (jaxpr, id(ev.view), ev.gathers, ev.diverging, ev.iterating)
         if key not in self._functions:
 
             def fun(*operands):
@@ -74,8 +73,8 @@ class Evaluator:
       calls: jitted functions that the program calls repeatedly.
       structured: the rules of equations that hold programs, by the type of what they hold, or by
         their primitive.
-      apart: axes along which some elements are not here: they take another branch, or have left the
-        loop.
+      diverging: axes along which elements take different branches, or leave a loop at different
+        times: some of them are not here.
       iterating: the loop resources in whose iterations this runs.
       rule_names: the axis names in equations and in their custom rules, as far as they were asked
         for.
@@ -87,7 +86,7 @@ class Evaluator:
     stage: Tracer
     calls: RepeatedCalls
     structured: Mapping[Any, Rule]
-    apart: Names = frozenset()
+    diverging: Names = frozenset()
     iterating: frozenset[Hashable] = frozenset()
     rule_names: dict[Any, Any] = dataclasses.field(default_factory=dict)
     gathers: frozenset[Any] = frozenset()
@@ -96,8 +95,8 @@ class Evaluator:
         self, jaxpr: Any, args: Sequence[NamedValue], consts: Sequence[NamedValue] | None = None
     ) -> list[NamedValue]:
         """The results of a jaxpr (closed, or with its constants given)."""
-        body, own_consts = _jax.open_jaxpr(jaxpr)
-        values = consts if consts is not None else [positional(c) for c in own_consts]
+        body, constants = _jax.open_jaxpr(jaxpr)
+        values = consts if consts is not None else [positional(c) for c in constants]
         env: Any = dict(zip(_jax.input_vars(body), [*values, *args], strict=True))
         read = lambda v: positional(v.val) if isinstance(v, _jax.Literal) else env[v]  # noqa: E731
         self.run(body.eqns, env)
@@ -144,13 +143,13 @@ class Evaluator:
         primitive = eqn.primitive.name
         if primitive in COLLECTIVES:
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
-            own = [as_operand(self.view, _as_array(v), axis_names(params)) for v in operands]
-            return translate(self.view, primitive, params, own)
+            varied = [as_operand(self.view, _as_array(v), axis_names(params)) for v in operands]
+            return translate(self.view, primitive, params, varied)
         held = _jax.read(eqn)
         rule = self.structured.get(primitive if held is None else type(held))
         if rule is not None:
             return rule(self, held, operands, eqn)
-        if _jax.has_own_batching(eqn):
+        if _jax.has_custom_batching(eqn):
             return self.by_batching_rule(eqn, operands)
         return bind_ordinary(self.view, eqn, operands)
 
@@ -168,7 +167,6 @@ class Evaluator:
 
 
 def _as_array(value: NamedValue) -> NamedValue:
-    """Literals of a program may be Python numbers, which have no shape."""
     if hasattr(value.data, "shape"):
         return value
-    return dataclasses.replace(value, data=np.asarray(value.data, jax.typeof(value.data).dtype))
+    return value.with_data(as_array(value.data))

@@ -68,7 +68,8 @@ class Execution:
             placed.program.consts, [v.names for v in args], placed.every_placement
         )
         entering = [
-            dataclasses.replace(value, names=own) for value, own in zip([*values, *args], names)
+            dataclasses.replace(value, names=entered)
+            for value, entered in zip([*values, *args], names)
         ]
         outs = self._evaluate(*split(entering, len(values)))
         laid_out = zip(outs, placed.out_specs, placed.program.out_types)
@@ -128,7 +129,7 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     mesh = placed.scope.mesh
     assert mesh is not None
     placements = placed.every_placement
-    untyped = any(placed.undeclared) or bool(undeclared.own_elements_of(placements))
+    untyped = any(placed.undeclared) or bool(undeclared.local_elements_of(placements))
     view = DeviceView(placements, mesh.axis_names, dict(mesh.shape), untyped=untyped)
     if axes_of_vmap := _jax.axes_of_spmd_vmap():
         raise _spmd_vmap(axes_of_vmap)

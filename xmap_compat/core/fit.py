@@ -79,15 +79,15 @@ class _Parting(NamedTuple):
 def _parting(specs: Any, tree: Any, path: str) -> _Parting | None:
     if isinstance(specs, AxisSpec):
         return None
-    own, own_tree = _children(specs)
-    others, others_tree = _children(tree)
-    if own_tree != others_tree:
+    inner_specs, structure = _children(specs)
+    values, structure_of_tree = _children(tree)
+    if structure != structure_of_tree:
         asked = _keys(specs)
         found = _keys(tree)
         missing = [key for key in found if key not in asked]
         extra = [key for key in asked if key not in found]
         return _Parting(path, _describe_node(specs), _describe_node(tree), missing, extra)
-    for (key, spec), (_, value) in zip(own, others):
+    for (key, spec), (_, value) in zip(inner_specs, values):
         below = _parting(spec, value, argument_path(key, path))
         if below is not None:
             return below
@@ -103,7 +103,7 @@ def _keys(node: Any) -> list[Any]:
 
 
 def _children(node):
-    """The children of a pytree node with their keys, and its own structure."""
+    """The children of a pytree node with their keys, and its structure without them."""
     return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
 
 

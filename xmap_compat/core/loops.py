@@ -132,13 +132,15 @@ def _loops_of_variables(view, jaxpr, names, whole):
     """The loops in which each variable is computed: those of its axes, and of the variables it is
     computed from.  Results of the equations in ``whole`` are computed in no loop.
     """
-    own = {v: frozenset(loop for n in names[v] for loop in view.placements[n].loops) for v in names}
-    inside = dict(own)
+    varying = {
+        v: frozenset(loop for n in names[v] for loop in view.placements[n].loops) for v in names
+    }
+    inside = dict(varying)
     for eqn in jaxpr.eqns:
         if eqn in whole:
             continue
         together = frozenset().union(
-            *(inside[v] for v in _variables_read(eqn)), *(own[v] for v in eqn.outvars)
+            *(inside[v] for v in _variables_read(eqn)), *(varying[v] for v in eqn.outvars)
         )
         inside.update(dict.fromkeys(eqn.outvars, together))
     return inside
@@ -158,8 +160,9 @@ class _Nest:
     """Runs equations in nested scans, each equation in the loops that it varies over and in no
     other.
 
-    Each runs once for each iteration of its own loops: a callback is not repeated.  The gradient of
-    a value that does not vary over a loop reaches custom rules as one sum over its iterations.
+    Each runs once for each iteration of the loops that it varies over: a callback is not repeated.
+    The gradient of a value that does not vary over a loop reaches custom rules as one sum over its
+    iterations.
     """
 
     ev: Evaluator
@@ -229,10 +232,10 @@ def _first_of_equal(view, chunked):
     the same value.
     """
     value, loops = chunked.value, chunked.loops
-    own = {loop for n in value.names for loop in view.placements[n].loops}
-    index = tuple(slice(None) if loop in own else 0 for loop in loops)
+    varying = {loop for n in value.names for loop in view.placements[n].loops}
+    index = tuple(slice(None) if loop in varying else 0 for loop in loops)
     return dataclasses.replace(value, data=value.data[index]), tuple(
-        loop for loop in loops if loop in own
+        loop for loop in loops if loop in varying
     )
 
 
@@ -250,9 +253,11 @@ def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chu
         if place is None or not place.loops or size != 1:
             kept[len(shape)] = name
             shape.append(size)
-    own = [loop for loop in loops if loop in looped]
-    data = lax.transpose(_jax.reshaped(value.data, shape), (*(looped[loop] for loop in own), *kept))
-    return _Chunked(NamedValue(data, tuple(kept.values()), value.names), tuple(own))
+    found = [loop for loop in loops if loop in looped]
+    data = lax.transpose(
+        _jax.reshaped(value.data, shape), (*(looped[loop] for loop in found), *kept)
+    )
+    return _Chunked(NamedValue(data, tuple(kept.values()), value.names), tuple(found))
 
 
 def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> NamedValue:

@@ -33,7 +33,6 @@ from xmap_compat.core.combining import (
 )
 from xmap_compat.core.errors import (
     LEGACY,
-    einsum_skipped_axis,
     quoted,
     repeated_axis,
     resource_conflict,
@@ -41,7 +40,7 @@ from xmap_compat.core.errors import (
 from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import MeshAxis, Placement, is_of_devices
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.undeclared import alone, operand_names
+from xmap_compat.core.undeclared import operand_names, unsplit_elements
 
 NONE: Names = frozenset()
 
@@ -62,7 +61,7 @@ class Checker:
       fun: the name of the function, for messages.
       outer_axes: mesh axes that belong to the outermost xmap around this one; known only where a
         program is checked, not where it is evaluated.
-      met: each ``OwnElement`` that a collective, or a predicate around one, depends on; filled by
+      needed: each ``LocalElement`` on which a collective, or a predicate around one, depends; filled by
         the inference.
       trace_rule: has a batching rule traced where it sees no axes.
       asked: what batching rules answered, by their equation and the names of its operands.
@@ -71,7 +70,7 @@ class Checker:
     placements: Mapping[AxisName, Placement]
     fun: str
     outer_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
-    met: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
+    needed: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
     trace_rule: TraceRule = dataclasses.field(default=trace_plainly, repr=False, compare=False)
     asked: dict[Any, list[Names]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
@@ -171,14 +170,14 @@ class Checker:
         calls Python.
         """
         if eqn.primitive.name == "io_callback":
-            self.met.update(
-                alone(_union(inputs), self.placements)
+            self.needed.update(
+                unsplit_elements(_union(inputs), self.placements)
             )  # each device calls it with its own values
         calls = any(inner.primitive.name == "io_callback" for inner, _ in _jax.walk(eqn.params))
         used = names_used(eqn) & self.placements.keys()
         if used or (calls and not eqn.effects):  # with effects, it is evaluated
             raise _unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
-        if not _jax.has_own_batching(eqn):
+        if not _jax.has_custom_batching(eqn):
             return [_union(inputs)] * len(eqn.outvars)
         return self._by_rule(eqn, inputs)
 
@@ -225,8 +224,9 @@ class Checker:
             raise _no_elements(mentioned[sizes.index(0)], self.where(eqn))
         elements = math.prod(sizes)
         check_parameters(eqn.primitive.name, eqn.params, elements, self.where(eqn))
-        if eqn.params.get("mentions") is not None:
-            self._check_mentions(eqn, inputs)
+        mentions = eqn.params.get("mentions")
+        if mentions is not None:
+            mentions.check(inputs, self.where(eqn))
         inputs = [self._operand(names, mentioned) for names in inputs]
         if len(eqn.outvars) > 1:
             return [
@@ -238,22 +238,15 @@ class Checker:
 
     def _operand(self, names, axes):
         operand = operand_names(names, axes, self.placements)
-        self.met.update(names - operand if operand - names else ())
+        self.needed.update(names - operand if operand - names else ())
         return operand
 
     def note_predicate(self, predicate: Names, *bodies: Any) -> None:
-        """Add to ``met`` what a predicate depends on, if its branches or loops hold collectives or
+        """Add to ``needed`` what a predicate depends on, if its branches or loops hold collectives or
         effects.
         """
         if predicate and any(collectives_in(body) or body.effects for body in bodies):
-            self.met.update(alone(predicate, self.placements))
-
-    def _check_mentions(self, eqn, inputs):
-        mentions = eqn.params["mentions"]
-        for names, operand, skipped in zip(inputs, mentions.operands, mentions.skipped):
-            for axis, by in skipped:
-                if axis in names:
-                    raise einsum_skipped_axis(mentions.spec, axis, by, operand, self.where(eqn))
+            self.needed.update(unsplit_elements(predicate, self.placements))
 
 
 def read_names(names: Mapping[Any, Names], atom: Any) -> Names:
@@ -308,7 +301,7 @@ def operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names
     too, as under ``jax.vmap``.
     """
     index, *others = inputs
-    if index and _jax.holds_own_batching(cond.branches):
+    if index and _jax.holds_custom_batching(cond.branches):
         others = [names | index for names in others]
     return [index, *others]
 

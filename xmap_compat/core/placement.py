@@ -81,7 +81,7 @@ class Placement:
         """The resources that it shares with no other axis of a value."""
         return (
             frozenset()
-            if isinstance(self.name, OwnElement)
+            if isinstance(self.name, LocalElement)
             else frozenset((*self.mesh_axes, *self.loops))
         )
 
@@ -102,13 +102,13 @@ class MeshAxis:
         return f"{self.mesh_axis} (taken by a nested xmap)"
 
 
-class OwnElement(MeshAxis):
+class LocalElement(MeshAxis):
     """A mesh axis along which each device may have its own value, which no spec says: see
     ``core/undeclared.py``.
     """
 
     def __str__(self) -> str:
-        return f"{self.mesh_axis} (own element)"
+        return f"{self.mesh_axis} (local element)"
 
     __repr__ = __str__
 

@@ -113,12 +113,12 @@ class _Uses:
         return [self._together(value(v), uses[v]) for v in input_vars]
 
     def _value(self, aval, names):
-        local = (self.view.placements[n].local_size for n in self.view.own(names))
+        local = (self.view.placements[n].local_size for n in self.view.bound(names))
         return _Value(names, math.prod(getattr(aval, "shape", ())) * math.prod(local))
 
     def cast_to(self, names: Names) -> Use:
         """The use of a value that is cast to vary over all of the names."""
-        return dict.fromkeys(self.view.mesh_axes_of(self.view.own(names)))
+        return dict.fromkeys(self.view.mesh_axes_of(self.view.bound(names)))
 
     def _together(self, value: _Value, uses: Sequence[Use]) -> dict[Any, float]:
         """All uses of a value together: the axes that all of them are cast to; one cast serves
@@ -153,7 +153,7 @@ class _Uses:
                 else [self.cast_to(v.names) for _, v in zip(operands, outs)]
             )
         is_ordinary = structured is None and not _jax.has_side_effect(eqn) and not names_used(eqn)
-        if is_ordinary and not _jax.has_own_batching(eqn):
+        if is_ordinary and not _jax.has_custom_batching(eqn):
             return _of_ordinary(operands, after, together)
         for body in _jax.subjaxprs(eqn.params):
             self.leave(body)

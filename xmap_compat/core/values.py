@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -50,10 +50,34 @@ class NamedValue:
         """The sizes of these dimensions."""
         return tuple(np.shape(self.data)[k] for k in self.positional_dims())
 
+    def permutation(self, order: Sequence[int]) -> tuple[int, ...]:
+        """A permutation of all dimensions: positional ones get an order, named ones stay."""
+        at = self.positional_dims()
+        permutation = list(range(len(self.dims)))
+        for place, k in zip(at, order):
+            permutation[place] = at[k]
+        return tuple(permutation)
+
+    def with_data(self, data: Any) -> NamedValue:
+        """Other data with the same dimensions and names."""
+        return NamedValue(data, self.dims, self.names)
+
     def dims_of(self, names: Iterable[AxisName]) -> list[int]:
         """The dimensions of ``data`` that belong to these names."""
         wanted = set(names)
         return [k for k, name in enumerate(self.dims) if name is not None and name in wanted]
+
+
+def union_of_names(values: Iterable[NamedValue]) -> frozenset[AxisName]:
+    """The axes that any of the values varies over."""
+    return frozenset().union(*(v.names for v in values))
+
+
+def as_array(data: Any) -> Any:
+    """Data with a shape: literals of a program may be Python numbers."""
+    if hasattr(data, "shape"):
+        return data
+    return np.asarray(data, jax.typeof(data).dtype)
 
 
 def positional(data: Any) -> NamedValue:
@@ -102,18 +126,17 @@ def without(dims: Dims, names: Iterable[AxisName]) -> Dims:
     return tuple(n for n in dims if n is None or n not in dropped)
 
 
+def without_dims(dims: Dims, gone: Container[int]) -> Dims:
+    return tuple(n for k, n in enumerate(dims) if k not in gone)
+
+
 def move_positional(value: NamedValue, source: int, destination: int) -> NamedValue:
     """Move a positional dimension to another place among the positional dimensions."""
-    unnamed = value.positional_dims()
-    order = unnamed.copy()
-    order.insert(destination, order.pop(source))
-    unnamed_iter = iter(order)
-    permutation = [
-        k if name is not None else next(unnamed_iter) for k, name in enumerate(value.dims)
-    ]
-    if permutation == list(range(len(permutation))):
+    if source == destination:
         return value
-    return NamedValue(lax.transpose(value.data, permutation), value.dims, value.names)
+    order = list(range(value.dims.count(None)))
+    order.insert(destination, order.pop(source))
+    return value.with_data(lax.transpose(value.data, value.permutation(order)))
 
 
 def merge_positional(value: NamedValue, position: int) -> NamedValue:

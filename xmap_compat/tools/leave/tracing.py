@@ -12,7 +12,7 @@ from xmap_compat.core import undeclared
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.names import Checker
 from xmap_compat.core.parameters import mentioned_names
-from xmap_compat.core.placement import MeshAxis, OwnElement
+from xmap_compat.core.placement import MeshAxis
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Collective, Construction
 
@@ -53,7 +53,7 @@ def _collectives(placed: Any, is_own: Callable[[str], bool]) -> Iterator[Collect
         frames = [(os.path.realpath(file), *span) for file, _, *span in _jax.user_frames(eqn)]
         own = next((frame for frame in frames if is_own(frame[0])), None)
         mentioned = mentioned_names(eqn.params)
-        names = tuple(name for name in mentioned if not isinstance(name, (MeshAxis, OwnElement)))
+        names = tuple(name for name in mentioned if not isinstance(name, MeshAxis))
         if own is not None and names:
             file, line, column, end_line, end_column = own
             yield Collective(
