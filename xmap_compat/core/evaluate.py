@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES
@@ -23,7 +22,7 @@ from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.rules import translate
 from xmap_compat.core.rules.libraries import bind_by_rule
 from xmap_compat.core.rules.ordinary import bind_ordinary
-from xmap_compat.core.values import NamedValue, is_float0, positional, value_of
+from xmap_compat.core.values import NamedValue, as_array, is_float0, positional, value_of
 
 Tracer = Callable[..., Any]
 Rule = Callable[["Evaluator", Any, Sequence[NamedValue], Any], list[NamedValue]]
@@ -170,8 +169,6 @@ class Evaluator:
 
 
 def _as_array(value: NamedValue) -> NamedValue:
-    """Literals of a program may be Python numbers, which have no shape."""
     if hasattr(value.data, "shape"):
         return value
-    dtype = jax.typeof(value.data).dtype
-    return value.with_data(np.asarray(value.data, dtype))
+    return value.with_data(as_array(value.data))

@@ -32,7 +32,6 @@ from xmap_compat.core.combining import (
 )
 from xmap_compat.core.errors import (
     LEGACY,
-    einsum_skipped_axis,
     quoted,
     repeated_axis,
     resource_conflict,
@@ -225,8 +224,9 @@ class Checker:
             raise _no_elements(mentioned[sizes.index(0)], self.where(eqn))
         elements = math.prod(sizes)
         check_parameters(primitive, eqn.params, elements, self.where(eqn))
-        if eqn.params.get("mentions") is not None:
-            self._check_mentions(eqn, inputs)
+        mentions = eqn.params.get("mentions")
+        if mentions is not None:
+            mentions.check(inputs, self.where(eqn))
         operands = [self._operand(names, mentioned) for names in inputs]
 
         def result(of):
@@ -256,13 +256,6 @@ class Checker:
         """
         if predicate and any(collectives_in(body) or body.effects for body in bodies):
             self.needed.update(unsplit_elements(predicate, self.placements))
-
-    def _check_mentions(self, eqn, inputs):
-        mentions = eqn.params["mentions"]
-        for names, operand, skipped in zip(inputs, mentions.operands, mentions.skipped):
-            for axis, by in skipped:
-                if axis in names:
-                    raise einsum_skipped_axis(mentions.spec, axis, by, operand, self.where(eqn))
 
 
 def _calls_python(eqn):

@@ -24,13 +24,14 @@ def forward(
     """The facts about every variable of a jaxpr.
 
     Args:
-      inputs: the facts about its inputs; about constants too, or there are none.
+      inputs: the facts about its inputs; those of constants, the first ones, may be left out.
       transfer: ``(equation, facts about its operands) -> facts about its results``.
     """
     body, _ = _jax.open_jaxpr(jaxpr)
     variables = _jax.input_vars(body)
+    first = len(variables) - len(inputs)
     facts = dict.fromkeys(variables, NOTHING)
-    facts.update(zip(reversed(variables), reversed(inputs)))
+    facts.update(zip(variables[first:], inputs))
     for eqn in body.eqns:
         operands = [fact_of(facts, atom) for atom in eqn.invars]
         facts.update(zip(eqn.outvars, transfer(eqn, operands)))

@@ -392,7 +392,8 @@ def _difference(lines, others):
     """
     for (what, line), (_, other) in zip(lines, others):
         if line != other:
-            begin = max(0, len(os.path.commonprefix([line, other])) - 60)
+            common = os.path.commonprefix([line, other])  # noqa: RUF071: of characters
+            begin = max(0, len(common) - 60)
             shown = slice(begin, begin + LONGEST_SHOWN)
             return f"{what} {line[shown]}, others {other[shown]}"
     return "a program that differs further on"

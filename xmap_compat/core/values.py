@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -51,6 +51,14 @@ class NamedValue:
         shape = np.shape(self.data)
         return tuple(shape[k] for k in self.positional_dims())
 
+    def permutation(self, order: Sequence[int]) -> tuple[int, ...]:
+        """A permutation of all dimensions: positional ones get an order, named ones stay."""
+        at = self.positional_dims()
+        permutation = list(range(len(self.dims)))
+        for place, k in zip(at, order):
+            permutation[place] = at[k]
+        return tuple(permutation)
+
     def dims_of(self, names: Iterable[AxisName]) -> list[int]:
         """The dimensions of ``data`` that belong to these names."""
         wanted = set(names)
@@ -59,6 +67,18 @@ class NamedValue:
     def with_data(self, data: Any) -> NamedValue:
         """Other data with the same dimensions and names."""
         return NamedValue(data, self.dims, self.names)
+
+
+def union_of_names(values: Iterable[NamedValue]) -> frozenset[AxisName]:
+    """The axes that any of the values varies over."""
+    return frozenset().union(*(v.names for v in values))
+
+
+def as_array(data: Any) -> Any:
+    """Data with a shape: literals of a program may be Python numbers."""
+    if hasattr(data, "shape"):
+        return data
+    return np.asarray(data, jax.typeof(data).dtype)
 
 
 def positional(data: Any) -> NamedValue:
@@ -80,11 +100,6 @@ def is_float0(value: NamedValue) -> bool:
 def is_smooth(x: Any) -> bool:
     """Whether a value, or a value of a type, has a derivative: integers have none."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def union_of_names(values: Iterable[NamedValue]) -> frozenset[AxisName]:
-    """The axes that any of the values varies over."""
-    return frozenset().union(*(value.names for value in values))
 
 
 def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]:
@@ -127,17 +142,17 @@ def without(dims: Dims, names: Iterable[AxisName]) -> Dims:
     return tuple(name for name in dims if name not in dropped)
 
 
+def without_dims(dims: Dims, gone: Container[int]) -> Dims:
+    return tuple(n for k, n in enumerate(dims) if k not in gone)
+
+
 def move_positional(value: NamedValue, source: int, destination: int) -> NamedValue:
     """Move a positional dimension to another place among the positional dimensions."""
-    places = value.positional_dims()
-    moved = places.copy()
-    moved.insert(destination, moved.pop(source))
-    if moved == places:
+    if source == destination:
         return value
-    order = list(range(len(value.dims)))
-    for place, dim in zip(places, moved):
-        order[place] = dim
-    return value.with_data(lax.transpose(value.data, order))
+    order = list(range(value.dims.count(None)))
+    order.insert(destination, order.pop(source))
+    return value.with_data(lax.transpose(value.data, value.permutation(order)))
 
 
 def merge_positional(value: NamedValue, position: int) -> NamedValue:
