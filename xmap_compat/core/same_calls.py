@@ -392,7 +392,7 @@ def _difference(lines, others):
     """
     for (what, line), (_, other) in zip(lines, others):
         if line != other:
-            common = os.path.commonprefix([line, other])  # noqa: RUF071: of characters
+            common = os.path.commonprefix([line, other])  # noqa: RUF071
             begin = max(0, len(common) - 60)
             shown = slice(begin, begin + LONGEST_SHOWN)
             return f"{what} {line[shown]}, others {other[shown]}"
