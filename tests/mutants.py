@@ -25,6 +25,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -52,8 +54,10 @@ SUBJECTS = [
 ]
 MOST_FILES = 12  # a file takes time to import
 MOST_TESTS = 80
-MOST_SECONDS = 15.0  # of the tests of an edit, as they were recorded
-CPU_SECONDS = 60
+AT_ONCE = 8
+FEW_LINES = 30
+SECONDS = 10.0  # of one core, after which no more tests are tried
+TOO_MANY_SECONDS = 60
 WAITING_SECONDS = 300.0
 FORK = multiprocessing.get_context("fork")
 
@@ -318,6 +322,11 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text))
 
 
+def parts_of(path: str) -> set[str]:
+    """``{"tools", "leave", "edits", "py"}`` of ``tools/leave_edits.py``."""
+    return set(re.findall(r"[a-z]+", path))
+
+
 # --------------------------------------------------------------------------------- choosing
 
 
@@ -388,8 +397,21 @@ class Reach:
             wanted |= 1 << line
         executed = self.lines.get(edit.file, {})
         found = [test for test, lines in executed.items() if lines & wanted]
+        if not found:
+            found = self.tests_elsewhere(edit)
         found.sort(key=lambda test: self.seconds[test] * self.size[test])
-        return spread(found, self.seconds)
+        return spread(found)
+
+    def tests_elsewhere(self, edit: Edit) -> list[str]:
+        """The tests that execute little of the package in their own process, perhaps much of it in
+        another one, and whose names have most words in common with the path of the edit.
+        """
+        common = {}
+        for test, size in self.size.items():
+            if size < FEW_LINES:
+                common[test] = len(parts_of(edit.file) & parts_of(test))
+        most = max(common.values(), default=0)
+        return [test for test, count in common.items() if count == most > 0]
 
     def lines_of(self, edit: Edit) -> range:
         """The lines of an edit's statement; those of its function, if the file has changed since,
@@ -417,21 +439,15 @@ def statement_at(source: str, place: tuple[int, int, int, int]) -> ast.stmt:
     return min(around, key=lambda node: node.end_lineno - node.lineno)
 
 
-def spread(tests: list[str], seconds: dict[str, float]) -> list[str]:
-    """The first test of each file in turn, as one file finds the same, while there is time."""
+def spread(tests: list[str]) -> list[str]:
+    """The first test of each file in turn, as tests of one file find the same."""
     by_file: dict[str, list[str]] = {}
     for test in tests:
         by_file.setdefault(test.partition("::")[0], []).append(test)
     chosen: list[str] = []
-    left = MOST_SECONDS
-    files = list(by_file.values())[:MOST_FILES]
-    for depth in range(MOST_TESTS):
-        for test in [file[depth] for file in files if len(file) > depth]:
-            left -= seconds[test]
-            if left < 0 or len(chosen) == MOST_TESTS:
-                return chosen
-            chosen.append(test)
-    return chosen
+    for row in itertools.zip_longest(*itertools.islice(by_file.values(), MOST_FILES)):
+        chosen += filter(None, row)
+    return chosen[:MOST_TESTS]
 
 
 def record() -> None:
@@ -507,7 +523,7 @@ class Workplace:
 
 def _in_fork(sender, function, *args):
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CPU, (TOO_MANY_SECONDS, TOO_MANY_SECONDS))
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -552,11 +568,14 @@ def collected() -> tuple[str, ...]:
 
 
 def first_failure(tests: list[str]) -> str:
-    """A test that fails, or ``-``: a few tests are tried before all files are imported."""
-    for some in (tests[:8], tests[8:40], tests[40:]):
-        watcher, code = _watched("-x", *some) if some else (None, 0)
+    """A test that fails, or ``-``: a few at a time, as long as there is time."""
+    start = time.process_time()
+    for first in range(0, len(tests), AT_ONCE):
+        watcher, code = _watched("-x", *tests[first : first + AT_ONCE])
         if code:
             return watcher.failed or f"pytest ended with {code}"
+        if time.process_time() - start > SECONDS:
+            break
     return "-"
 
 
