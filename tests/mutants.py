@@ -2,7 +2,8 @@
 
     python tests/mutants.py --record          which tests execute which lines: runs the quick tests
     python tests/mutants.py --sample 200      a random 200 of all edits
-    python tests/mutants.py --changed BASE    those of functions that differ from the commit BASE
+    python tests/mutants.py --changed BASE    those of functions that differ from the commit BASE,
+                                              at most 300, by chance
     python tests/mutants.py --named           those that have a reason (``named_mutants.py``)
     python tests/mutants.py --only TEXT       those whose name contains TEXT
     python tests/mutants.py --found FILE      those that a list says were found: none may survive
@@ -52,6 +53,7 @@ SUBJECTS = [
     *("core", "_jax", "legacy", "braces.py", "einsum_spec.py", "random.py", "numpy.py", "lax.py"),
     *("api.py", "xmapped.py", "tools/leave", "tools/check", "tools/source"),
 ]
+MOST_CHANGED = 300  # ten minutes
 MOST_FILES = 12  # a file takes time to import
 MOST_TESTS = 80
 AT_ONCE = 8
@@ -188,11 +190,13 @@ class Edit:
       name: ``core/placement.py::place_axes::negate::3fa9c1``.
       place: first line and column, last line and column (bytes, as ``ast`` has them).
       text: what stands there afterwards.
+      found_by: the test that found it, if a list says so.
     """
 
     name: str
     place: tuple[int, int, int, int] = (0, 0, 0, 0)
     text: str = ""
+    found_by: str = ""
 
     @property
     def file(self) -> str:
@@ -360,7 +364,7 @@ def found_before(path: pathlib.Path, edits: list[Edit]) -> list[Edit]:
         name, _, test = line.partition("  ")
         edit = by_name.get(name, by_change.get(Edit(name).change))
         if edit is not None and not test.startswith("-"):
-            still_there.append(edit)
+            still_there.append(dataclasses.replace(edit, found_by=test))
     return still_there
 
 
@@ -592,7 +596,10 @@ def reach(folder: str) -> Reach:
 
 
 def _try(folder: str, edit: Edit) -> str:
-    return workplace(folder).outcome(edit, reach(folder).tests_of(edit))
+    tests = reach(folder).tests_of(edit)
+    if edit.found_by in workplace(folder).tests:
+        tests.insert(0, edit.found_by)
+    return workplace(folder).outcome(edit, tests)
 
 
 def tried(edits: list[Edit], workers: int, keep: pathlib.Path | None) -> dict[str, str]:
@@ -623,14 +630,13 @@ def main() -> int:
     which.add_argument("--only", metavar="TEXT", help="those whose name contains TEXT")
     which.add_argument("--found", type=pathlib.Path, metavar="FILE", help="those found before")
     parser.add_argument("--seed", type=int, default=None, help="of the order; a new one each time")
-    parser.add_argument("--most", type=int, default=10**6, help="try at most so many")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--keep", type=pathlib.Path, help="a list; what it has is not tried again")
     options = parser.parse_args()
     if options.record:
         record()
         return 0
-    edits = selected(options)[: options.most]
+    edits = selected(options)
     if options.keep and options.keep.exists():
         known = {line.partition("  ")[0] for line in options.keep.read_text().splitlines()}
         edits = [edit for edit in edits if edit.name not in known]
@@ -643,7 +649,7 @@ def main() -> int:
 
 def selected(options: argparse.Namespace) -> list[Edit]:
     if options.changed:
-        return shuffled(changed_since(options.changed), options.seed)
+        return shuffled(changed_since(options.changed), options.seed)[:MOST_CHANGED]
     if options.named:
         return [edit for query in NAMED for edit in edits_found(query)]
     edits = all_edits()
