@@ -122,6 +122,9 @@ class DeviceView:
         names = set(names)
         return [n for n in self.placements if n in names and self.has_local_dim(n)]
 
+    def local_sizes(self, names: Iterable[AxisName]) -> tuple[int, ...]:
+        return tuple(self.placements[name].local_size for name in names)
+
     def mesh_axes_of(self, names: Iterable[AxisName]) -> tuple[Any, ...]:
         """All mesh axes (and axes bound outside) of these names, in the order of the mesh; axes
         bound outside come last.
@@ -179,10 +182,6 @@ class DeviceView:
         mesh = list(map(self._mesh_factor, self.mesh_axes_of(names)))
         local = list(map(self._local_factor, self.local_names(names)))
         return mesh, local
-
-    def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
-        """The canonical layout: local dimensions first, in the order of the xmap's axes."""
-        return (*self.local_names(names), *(None,) * ndim)
 
 
 def cast_data(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
@@ -373,8 +372,7 @@ def laid_out(
     value = cast_to(view, value, names)
     missing = [name for name in dims if name not in (None, *value.dims)]
     if missing:
-        sizes = tuple(view.placements[name].local_size for name in missing)
-        data = lax.broadcast(value.data, sizes)
+        data = lax.broadcast(value.data, view.local_sizes(missing))
         value = NamedValue(data, (*missing, *value.dims), value.names)
     if value.dims != dims:
         value = transposed(value, dims)
@@ -393,6 +391,8 @@ def as_operand(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) ->
 
 
 def laid_out_over(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
-    """Broadcast a value to names, in the canonical layout."""
-    ndim = value.dims.count(None)
-    return laid_out(view, value, view.layout(names, ndim), names)
+    """Broadcast a value to names, in the canonical layout: local dimensions first, in the order of
+    the xmap's axes.
+    """
+    positional = (None,) * value.dims.count(None)
+    return laid_out(view, value, (*view.local_names(names), *positional), names)
