@@ -71,7 +71,7 @@ def _on_device(
 
 def _evaluate(placed: PlacedCall, view: DeviceView, values: Any, args: Any) -> list[NamedValue]:
     body = placed.body
-    if not view.mesh_axes:
+    if not view.mesh_sizes:
         body = dataclasses.replace(body, mesh_axes={})
 
     def trace(fun, types):
@@ -130,7 +130,7 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
         raise _spmd_vmap(axes_of_vmap)
     placements = placed.every_placement
     untyped = any(placed.undeclared) or bool(undeclared.local_elements_of(placements))
-    view = DeviceView(placements, mesh.axis_names, dict(mesh.shape), untyped=untyped)
+    view = DeviceView(placements, dict(mesh.shape), untyped=untyped)
     consts = list(placed.program.consts)
     if untyped:
         consts, leaves = undeclared.without_gradient(placed.fun_name, consts, list(leaves))

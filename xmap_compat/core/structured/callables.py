@@ -90,7 +90,7 @@ def evaluate_staged(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) -
 
 def _check_outer_names(view, jaxpr):
     """Raise if a rule names an axis of a vmap around the xmap, which our shard_map cannot reach."""
-    known = {*view.placements, *view.mesh_axes}
+    known = {*view.placements, *view.mesh_sizes}
     outer = [n for n in collectives_in(jaxpr) - known if not is_of_devices(n)]
     if outer:
         raise errors.outer_names(sorted(outer, key=str))

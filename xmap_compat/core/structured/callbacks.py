@@ -58,7 +58,7 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
         axes = [n for n, place in view.placements.items() if not repeated.isdisjoint(place.loops)]
         raise _callback_in_control_flow(axes, _jax.where_in_user_code(eqn), is_repeated=True)
     copies = tuple(
-        m for m in view.mesh_axes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1
+        m for m in view.mesh_sizes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1
     )
     params = {**eqn.params, "sharding": None}
     if not copies or view.nested:
