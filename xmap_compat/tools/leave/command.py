@@ -134,13 +134,7 @@ class Leaving:
         self.seconds = time.monotonic() - begun
         if not os.path.exists(task["result"]):
             raise self.no_call(f"its process with exit code {code}", code)
-        found = pickle.loads(patch.contents(task["result"]))
-        users = {copy: folder for folder, copy in task["folders"].items()}
-        found.files = {moved(users, path): name for path, name in found.files.items()}
-        for c in found.xmap_calls:
-            c.file = moved(users, c.file)
-            c.collectives = [(moved(users, file), span) for file, span in c.collectives]
-        return found, task, code
+        return pickle.loads(patch.contents(task["result"])), task, code
 
     def check_called(self, found: Found, code: int) -> None:
         """Refuse a program that called no xmapped function, unless it is to be edited all the
@@ -172,8 +166,8 @@ class Leaving:
         folders = task["folders"]
         task["records"] = records
         task["places"] = {(moved(folders, path), *start): n for path, start, n in edited.places}
-        files = {moved(folders, path): path for path in found.files if path != edited.helper}
-        task["files"] = [*files]
+        paths = [path for path in found.files if path != edited.helper]
+        task["files"] = {moved(folders, path): path for path in paths}
         task["needs_package"] = bool(edited.left) or len(patched) < len(found.xmap_calls)
         self.put(folders, edited)
         limit = max(120.0, 10 * self.seconds)
@@ -183,7 +177,7 @@ class Leaving:
             seen = Replayed(**pickle.loads(patch.contents(task["result"])))
         problems = {}
         for number, (words, file, line) in seen.problems.items():
-            where = edited.line_before(files[file], line) if file else ("", "")
+            where = edited.line_before(file, line) if file else ("", "")
             problems[number] = messages.differs(words, *where)
         if not seen.is_whole and seen.comparing >= 0:
             problems[seen.comparing] = messages.DIES.format(seconds=limit)

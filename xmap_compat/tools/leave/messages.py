@@ -64,6 +64,8 @@ LATE_RULE = (
     "of the rule"
 )
 DIES = "differs when it is run: the process ends, or hangs for {seconds:.0f} s"
+VERIFIED = "verified on {}"
+VERIFIED_INSIDE = "verified inside of another"
 NEVER_CALLED = "not verified: never called"
 NEVER_MADE = "not verified: this run does not make it (--unverified edits it too)"
 NOT_VERIFIED = "not verified: {}"

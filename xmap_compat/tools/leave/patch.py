@@ -9,8 +9,8 @@ import re
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from xmap_compat.tools.leave import messages
 
@@ -109,19 +109,23 @@ def write(changes: Changes, force: bool = False) -> None:
     """Write all files or none; refuse what cannot be written, or should not."""
     for path, (before, _) in changes.items():
         _check(path, before, force)
-    written = []
+    begun = []
     try:
         for path, (_, after) in changes.items():
-            _replace(path, after)
-            written.append(path)
+            begun.append(path)
+            write_file(path, after)
     except OSError as error:
-        for path in written:
+        for path in begun:
             before, _ = changes[path]
             if before is None:
-                os.unlink(path)
+                Path(path).unlink(missing_ok=True)
             else:
-                _replace(path, before)
+                write_file(path, before)
         raise Refused(messages.NOT_WRITTEN.format(error=error)) from None
+
+
+def write_file(path: str, data: bytes) -> None:
+    Path(path).write_bytes(data)
 
 
 def _check(path: str, before: bytes | None, force: bool) -> None:
@@ -139,20 +143,3 @@ def _check(path: str, before: bytes | None, force: bool) -> None:
 def contents(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
-
-
-def _replace(path: str, data: bytes) -> None:
-    """Write a file in one step, with the mode that it has."""
-    path = os.path.realpath(path)
-    handle, new = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".leave")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        if os.path.exists(path):
-            shutil.copymode(path, new)
-        else:
-            os.chmod(new, 0o644)
-        os.replace(new, path)
-    except OSError:
-        os.unlink(new)
-        raise

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from xmap_compat.legacy import import_hook
 from xmap_compat.tools.leave import messages, running, values
-from xmap_compat.tools.leave.values import Leaf, RecordedCall, is_traced
+from xmap_compat.tools.leave.values import RecordedCall, is_traced
 from xmap_compat.tools.leave.xmap_calls import Found, XmapCall, calling_span
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -28,7 +29,6 @@ class _Noted(NamedTuple):
     call: RecordedCall
     function: Callable[..., Any]
     structure: Any
-    shardings: list[Any]
 
 
 class Recorder:
@@ -41,11 +41,13 @@ class Recorder:
         self.lock = threading.RLock()
         self.local = threading.local()
         self.xmap_calls: dict[Any, XmapCall] = {}
-        self.functions: dict[int, list[Any]] = {}  # what each xmap call has made
-        self.traces: list[tuple[Any, Any]] = []  # declarations, with their placed calls
+        # By the numbers of xmap calls, what each has made; by the ids of declarations, what was
+        # traced; how many calls there were of each kind.
+        self.functions: dict[int, dict[int, Any]] = defaultdict(dict)
+        self.traces: dict[int, list[Any]] = defaultdict(list)
+        self.seen: dict[Any, int] = defaultdict(int)
         self.noted: list[_Noted] = []
         self.records: list[RecordedCall] = []
-        self.seen: dict[Any, int] = {}  # how many calls of each kind
         self.bytes = 0
         self.is_over = False
 
@@ -71,14 +73,12 @@ class Recorder:
             new = XmapCall(*place, number=len(self.xmap_calls), function=name)
             c = self.xmap_calls.setdefault(place, new)
             c.reached += 1
-            functions = self.functions.setdefault(c.number, [])
-            if all(function is not other for other in functions):
-                functions.append(function)
+            self.functions[c.number][id(function)] = function
             return values.watched(function, functools.partial(self.called, c, c.reached, function))
 
     def traced(self, declared: Any, placed: Any, args: Any) -> None:
         if placed is not None and not self.is_over:
-            self.traces.append((declared, placed))
+            self.traces[id(declared)].append(placed)
 
     # ---- calls
 
@@ -113,48 +113,26 @@ class Recorder:
             return
         mesh = values.described_mesh(placement.current_scope().mesh)
         call = RecordedCall(c.number, reached, described, mesh, is_traced(args))
-        kind = call._replace(reached=0, mesh=str(mesh)), id(function)
-        leaves, structure = jax.tree.flatten(args)
-        noted = _Noted(call, function, structure, [values.sharding_of(leaf) for leaf in leaves])
-        if call.traced:
-            self.note_later(c, noted, kind, leaves)
-        elif self.is_wanted(kind, 1):
-            self.keep(c, noted, [values.to_host(leaf) for leaf in leaves])
-
-    def is_wanted(self, kind: Any, more: int) -> bool:
-        """Whether a call is among the first of its kind, of which there are ``more`` now."""
-        with self.lock:
-            self.seen[kind] = self.seen.get(kind, 0) + more
-            return self.seen[kind] <= MOST_CALLS
-
-    def keep(self, c: XmapCall, noted: _Noted, leaves: list[Leaf]) -> None:
-        with self.lock:
-            self.bytes += sum(leaf.value.nbytes for leaf in leaves)
-            if self.bytes > MOST_BYTES:
-                c.problem = messages.NO_MEMORY
-                return
-            self.noted.append(noted._replace(call=noted.call._replace(leaves=leaves)))
-
-    def note_later(self, c: XmapCall, noted: _Noted, kind: Any, leaves: list[Any]) -> None:
-        """Note a call in a traced program when that is executed, and its arguments have values."""
-        import jax
-
-        if not self.is_wanted(kind, 0):
+        kind = call._replace(reached=0), id(function)
+        if self.seen[kind] >= MOST_CALLS:
             return
-        plain = []
-        without_values = []
-        for leaf in leaves:
-            key = str(jax.random.key_impl(leaf)) if values.is_key(leaf) else ""
-            plain.append(jax.random.key_data(leaf) if key else leaf)
-            without_values.append(Leaf(None, jax.typeof(leaf).weak_type, key))
+        leaves, structure = jax.tree.flatten(args)
+        types = [values.type_of(leaf) for leaf in leaves]
 
-        def note(*arrays):
-            if self.is_wanted(kind, 1):
-                pairs = zip(without_values, arrays)
-                found = [leaf._replace(value=np.array(array)) for leaf, array in pairs]
-                self.keep(c, noted, found)
+        def keep(*arrays):
+            pairs = zip(types, arrays)
+            values_too = [of._replace(value=np.array(array)) for of, array in pairs]
+            noted = _Noted(call._replace(leaves=values_too), function, structure)
+            with self.lock:
+                self.seen[kind] += 1
+                self.bytes += sum(array.nbytes for array in arrays)
+                if self.bytes > MOST_BYTES:
+                    c.problem = messages.NO_MEMORY
+                elif self.seen[kind] <= MOST_CALLS:
+                    self.noted.append(noted)
 
-        jax.debug.callback(note, *plain)
+        # Now, or when the traced program is executed.
+        jax.debug.callback(keep, *map(values.data_of, leaves))
 
     def noting_gradients(self, c: XmapCall, results: Any) -> Any:
         """The same traced results.  When JAX takes a derivative of them, that is noted."""
@@ -176,14 +154,12 @@ class Recorder:
             sys.modules["jax"].effects_barrier()
         self.is_over = True
         xmap_calls = [*self.xmap_calls.values()]
-        found = Found(xmap_calls, self.files(), ended)
         self.learn(xmap_calls)
         for noted in self.noted:
             self.repeat(xmap_calls[noted.call.number], noted)
-        compared = {call.number for call in self.records if call.differentiated}
+        found = Found(xmap_calls, self.files(), ended)
         for c in xmap_calls:
-            c.file = os.path.realpath(c.file)
-            c.differentiated = c.number in compared
+            c.file = self.users_file(c.file) or c.file
         with open(self.task["records"], "wb") as file:
             pickle.dump(self.records, file)
         with open(self.task["result"], "wb") as file:
@@ -196,12 +172,12 @@ class Recorder:
         from xmap_compat.tools.leave import tracing
 
         for c in xmap_calls:
-            declared = [function.plan.declared for function in self.functions[c.number]]
+            functions = self.functions[c.number].values()
+            declared = [function.plan.declared for function in functions]
             traced = []
-            for of, placed in self.traces:
-                if any(of is each for each in declared):
-                    traced.append(placed)
-            tracing.learn(c, declared, traced, self.is_of_program)
+            for each in declared:
+                traced += self.traces[id(each)]
+            tracing.learn(c, declared, traced, self.users_file)
 
     def repeat(self, c: XmapCall, noted: _Noted) -> None:
         """Record a call with its results, and its gradients if the program took some."""
@@ -212,8 +188,7 @@ class Recorder:
         call = noted.call._replace(differentiated=c.differentiated, is_coarse=c.is_coarse)
         try:
             with entered(call.mesh and values.mesh_of(call.mesh)):
-                leaves = map(values.restored, call.leaves, noted.shardings)
-                args = jax.tree.unflatten(noted.structure, leaves)
+                args = jax.tree.unflatten(noted.structure, map(values.restored, call.leaves))
                 results = values.evaluated(noted.function, args, c.differentiated)
         except Exception as error:
             c.problem = messages.NOT_REPEATED.format(error=values.in_a_line(error))
@@ -223,20 +198,24 @@ class Recorder:
 
     def files(self) -> dict[str, str]:
         """The files of the program, and the names of their modules."""
-        found = {os.path.realpath(c.file): "" for c in self.xmap_calls.values()}
+        found = {self.users_file(c.file): "" for c in self.xmap_calls.values()}
         for name, module in [*sys.modules.items()]:
             file = getattr(module, "__file__", None)
             if isinstance(file, str) and file.endswith((".py", ".ipynb")):
                 spec = getattr(module, "__spec__", None)
-                found[os.path.realpath(file)] = getattr(spec, "name", None) or name
-        return {file: name for file, name in found.items() if self.is_of_program(file)}
+                found[self.users_file(file)] = getattr(spec, "name", None) or name
+        found.pop("", None)
+        return found
 
-    def is_of_program(self, file: str) -> bool:
-        """Whether a file is one of the user's, which the program has not written itself."""
-        if not file.startswith(self.task["tree"]) or f"{os.sep}site-packages{os.sep}" in file:
-            return False
+    def users_file(self, file: str) -> str:
+        """The user's file of which this one is a copy; empty for others."""
+        file = os.path.realpath(file)
         users = {copy: folder for folder, copy in self.task["folders"].items()}
-        return os.path.exists(file) and os.path.exists(running.moved(users, file))
+        original = running.moved(users, file)
+        is_library = f"{os.sep}site-packages{os.sep}" in file
+        if is_library or original == file or not os.path.exists(original):
+            return ""
+        return original
 
 
 def main(task: dict[str, Any]) -> None:

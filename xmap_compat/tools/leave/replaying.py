@@ -29,7 +29,6 @@ class _Found(NamedTuple):
     record: RecordedCall
     function: Callable[..., Any]
     structure: Any
-    shardings: list[Any]
 
 
 class Verifier:
@@ -72,9 +71,8 @@ class Verifier:
         records = self.taken(number, reached, args) if self.left else []
         if not records:
             return made(*args, **kwargs)
-        leaves, structure = jax.tree.flatten(args)
-        shardings = [values.sharding_of(leaf) for leaf in leaves]
-        self.found += [_Found(record, made, structure, shardings) for record in records]
+        structure = jax.tree.structure(args)
+        self.found += [_Found(record, made, structure) for record in records]
         if is_traced(args):
             return made(*args, **kwargs)
         with self.comparing(number):
@@ -129,17 +127,16 @@ class Verifier:
         if record.mesh:
             mesh = jax.set_mesh(values.mesh_of(record.mesh))
         with mesh:
-            leaves = map(values.restored, record.leaves, found.shardings)
-            args = jax.tree.unflatten(found.structure, leaves)
+            args = jax.tree.unflatten(found.structure, map(values.restored, record.leaves))
             results = values.evaluated(found.function, args, record.differentiated)
         return values.difference(results, record.results, record.is_coarse)
 
     def line_of(self, error: BaseException) -> tuple[str, int]:
-        """The innermost line of the program that an error has passed."""
+        """The innermost line of the program that an error has passed, and the user's file."""
         line = "", 0
         for frame in traceback.extract_tb(error.__traceback__):
-            file = os.path.realpath(frame.filename)
-            if file in self.task["files"]:
+            file = self.task["files"].get(os.path.realpath(frame.filename))
+            if file:
                 line = file, frame.lineno or 0
         return line
 

@@ -93,9 +93,7 @@ class Report:
             return messages.NEVER_CALLED
         if not c.is_verified:
             return messages.NOT_VERIFIED.format(c.problem or messages.NONE_RECORDED)
-        words = "verified inside of another"
-        if c.recorded:
-            words = f"verified on {c.recorded}"
-        if c.differentiated:
-            words += ", with gradients"
-        return words
+        if not c.recorded:
+            return messages.VERIFIED_INSIDE
+        words = messages.VERIFIED.format(c.recorded)
+        return f"{words}, with gradients" if c.differentiated else words

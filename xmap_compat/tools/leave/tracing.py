@@ -5,7 +5,6 @@ do.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ def learn(
     c: XmapCall,
     declared: Sequence[Any],
     traced: Sequence[Any],
-    is_of_program: Callable[[str], bool],
+    users_file: Callable[[str], str],
 ) -> None:
     """Note in an xmap call what its declarations and their traced calls say."""
     mesh_axes: set[Any] = set()
@@ -38,7 +37,7 @@ def learn(
             mesh_axes.update(placed.scope.mesh.axis_names)
         c.undeclared = c.undeclared or any(placed.undeclared)
         c.is_coarse = c.is_coarse or _is_coarse(placed)
-        c.collectives += _collectives(placed, is_of_program)
+        c.collectives += _collectives(placed, users_file)
         c.refused = c.refused or next(_reasons(placed), "")
     c.of_one_name = c.axes & {axis for axis in mesh_axes if isinstance(axis, str)}
 
@@ -52,7 +51,7 @@ def _is_coarse(placed: Any) -> bool:
     return False
 
 
-def _collectives(placed: Any, is_of_program: Callable[[str], bool]) -> Iterator[tuple[str, Span]]:
+def _collectives(placed: Any, users_file: Callable[[str], str]) -> Iterator[tuple[str, Span]]:
     """The calls in which the collectives of a body lie, but for those of derivatives: JAX locates
     their rules where the function is called.
     """
@@ -63,8 +62,8 @@ def _collectives(placed: Any, is_of_program: Callable[[str], bool]) -> Iterator[
         if "jvp(" in stack or "transpose(" in stack:
             continue
         for path, _, *span in _jax.user_frames(eqn):
-            file = os.path.realpath(path)
-            if is_of_program(file):
+            file = users_file(path)
+            if file:
                 yield file, tuple(span)
                 break
 

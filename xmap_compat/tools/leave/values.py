@@ -18,17 +18,11 @@ Results = Mapping[str, np.ndarray]
 
 
 class Leaf(NamedTuple):
-    """An array or number of the arguments.
-
-    Attributes:
-      key: the implementation of random keys.
-      devices: what each device has of an array whose copies differ, by the ids of devices.
-    """
+    """An array or number of the arguments; ``key`` is the implementation of random keys."""
 
     value: Any
     weak: bool = False
     key: str = ""
-    devices: Mapping[int, np.ndarray] | None = None
 
 
 class RecordedCall(NamedTuple):
@@ -87,57 +81,35 @@ def is_traced(args: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
 
 
-def is_key(leaf: Any) -> bool:
+def type_of(leaf: Any) -> Leaf:
+    """An argument without its value, which may be traced."""
     import jax
 
-    return jax.numpy.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.prng_key)
+    of = jax.typeof(leaf)
+    if jax.numpy.issubdtype(of.dtype, jax.dtypes.prng_key):
+        return Leaf(None, key=str(jax.random.key_impl(leaf)))
+    return Leaf(None, of.weak_type)
+
+
+def data_of(leaf: Any) -> Any:
+    """The same array, or the numbers of a random key."""
+    import jax
+
+    return jax.random.key_data(leaf) if type_of(leaf).key else leaf
 
 
 def to_host(leaf: Any) -> Leaf:
+    return type_of(leaf)._replace(value=np.array(data_of(leaf)))
+
+
+def restored(leaf: Leaf) -> Any:
+    """A recorded argument again."""
     import jax
 
-    if is_key(leaf):
-        return Leaf(np.array(jax.random.key_data(leaf)), key=str(jax.random.key_impl(leaf)))
-    return Leaf(np.array(leaf), jax.typeof(leaf).weak_type, devices=_different_copies(leaf))
-
-
-def _different_copies(array: Any) -> dict[int, np.ndarray] | None:
-    """What each device has, if copies of one part differ."""
-    copies: dict[int, np.ndarray] = {}
-    first: dict[str, np.ndarray] = {}
-    differ = False
-    for shard in getattr(array, "addressable_shards", ()):
-        copy = copies[shard.device.id] = np.array(shard.data)
-        same_part = first.setdefault(str(shard.index), copy)
-        differ = differ or bool(_difference_of(same_part, copy))
-    return copies if differ else None
-
-
-def sharding_of(leaf: Any) -> Any:
-    """Where an argument of the program lies, if it is committed to devices."""
-    if is_traced(leaf) or not getattr(leaf, "committed", False):
-        return None
-    return leaf.sharding
-
-
-def restored(leaf: Leaf, sharding: Any = None) -> Any:
-    """A recorded argument again, where the program has its own, if that is committed."""
-    import jax
-
-    value = leaf.value
     if leaf.key:
-        value = jax.random.wrap_key_data(value, impl=leaf.key)
-    elif leaf.weak and np.ndim(value) == 0:
-        value = value.item()
-    value = jax.numpy.asarray(value)
-    if sharding is None:
-        return value
-    if leaf.devices is None:
-        return jax.device_put(value, sharding)
-    parts = []
-    for device in sharding.addressable_devices_indices_map(value.shape):
-        parts.append(jax.device_put(leaf.devices[device.id], device))
-    return jax.make_array_from_single_device_arrays(value.shape, sharding, parts)
+        return jax.random.wrap_key_data(leaf.value, impl=leaf.key)
+    is_weak = leaf.weak and np.ndim(leaf.value) == 0
+    return jax.numpy.asarray(leaf.value.item() if is_weak else leaf.value)
 
 
 def evaluated(
@@ -161,21 +133,23 @@ def evaluated(
 
 
 def named(what: str, results: Any) -> dict[str, np.ndarray]:
-    """Arrays by their paths; each copy, if copies on devices differ."""
+    """Arrays by their paths; what each device has, if copies of one part differ."""
     import jax
 
     found = {}
     for path, array in jax.tree_util.tree_leaves_with_path(results):
         if getattr(array, "dtype", None) == jax.dtypes.float0:
             continue
-        name = what + jax.tree_util.keystr(path)
-        leaf = to_host(array)
-        if leaf.key:
-            name += f" ({leaf.key})"
-        if leaf.devices is None:
-            found[name] = leaf.value
-        for device, copy in (leaf.devices or {}).items():
-            found[f"{name} on device {device}"] = copy
+        name = what + jax.tree_util.keystr(path) + type_of(array).key
+        array = data_of(array)
+        copies = {}
+        first: dict[str, np.ndarray] = {}
+        differ = False
+        for shard in array.addressable_shards:
+            copy = copies[f"{name} on device {shard.device.id}"] = np.array(shard.data)
+            part = first.setdefault(str(shard.index), copy)
+            differ = differ or bool(_difference_of(copy, part))
+        found.update(copies if differ else {name: np.array(array)})
     return found
 
 
@@ -226,7 +200,7 @@ def described_mesh(mesh: Any) -> Any:
     """The axis names of a mesh, the ids of its devices, and its shape; None if there is none."""
     if mesh is None or mesh.empty:
         return None
-    return mesh.axis_names, [d.id for d in mesh.devices.flat], mesh.devices.shape
+    return mesh.axis_names, tuple(d.id for d in mesh.devices.flat), mesh.devices.shape
 
 
 def mesh_of(described: Any) -> Any:
