@@ -111,7 +111,8 @@ def test_files_of_others_are_links_in_the_copy(tmp_path):
     (tmp_path / "own" / "library.py").symlink_to(tmp_path / "others" / "library.py")
     (tmp_path / "own" / "file.py").write_text("2")
     (copy,) = patch.mirror([str(tmp_path / "own")], str(tmp_path / "tree")).values()
-    recorder = Recorder({"tree": "", "folders": {str(tmp_path / "own"): copy}})
+    tree = str(tmp_path / "tree")
+    recorder = Recorder({"tree": tree, "folders": {str(tmp_path / "own"): copy}})
     found = [recorder.users_file(os.path.join(copy, name)) for name in ("file.py", "library.py")]
     assert found == [str(tmp_path / "own" / "file.py"), ""]
 

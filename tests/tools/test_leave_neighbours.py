@@ -338,7 +338,7 @@ def test_an_xmap_that_another_program_calls_in_a_body_stays(tmp_path):
     (tmp_path / "steps.py").write_text(text)
     (tmp_path / "other.py").write_text(other)
     path = str(tmp_path / "steps.py")
-    c = XmapCall(path, (2, 4, 2, 53), resources=True)
+    c = XmapCall(path, (2, 4, 2, 54), resources=True)
     program = edits.Program(Found([c], {path: "steps"}), {path: text.encode()}, str(tmp_path))
     neighbours.judge([c], program.sources, [str(tmp_path)])
     assert c.refused.startswith("other.py:3 calls it in the body of an xmap")

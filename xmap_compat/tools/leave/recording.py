@@ -210,12 +210,11 @@ class Recorder:
     def users_file(self, file: str) -> str:
         """The user's file of which this one is a copy; empty for others."""
         file = os.path.realpath(file)
+        if not file.startswith(self.task["tree"]) or f"{os.sep}site-packages{os.sep}" in file:
+            return ""
         users = {copy: folder for folder, copy in self.task["folders"].items()}
         original = running.moved(users, file)
-        is_library = f"{os.sep}site-packages{os.sep}" in file
-        if is_library or original == file or not os.path.exists(original):
-            return ""
-        return original
+        return original if os.path.exists(original) else ""
 
 
 def main(task: dict[str, Any]) -> None:
