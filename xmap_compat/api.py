@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +14,10 @@ from xmap_compat.core import errors as core_errors
 from xmap_compat.core import watch
 from xmap_compat.core.arguments import Declaration
 from xmap_compat.core.placement import known_axes, parse_axis_resources
-from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName, is_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.xmapped import Xmapped
 
-vocabulary.complete(restored)
+vocabulary.complete()
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -233,13 +231,6 @@ def _check_backend(backend: str | None) -> None:
         ) from None
 
 
-def name_of(fun: Callable[..., Any]) -> str:
-    """A name for messages: that of the function, or of the function that a partial wraps."""
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return getattr(fun, "__name__", type(fun).__name__)
-
-
 def declare(
     fun: Callable[..., Any],
     in_axes: Any,
@@ -265,7 +256,7 @@ def declare(
     resources = known_axes(parse_axis_resources(axis_resources), names, undeclared)
     return Declaration(
         fun,
-        name_of(fun),
+        errors.name_of(fun),
         in_specs,
         out_specs,
         in_axes,

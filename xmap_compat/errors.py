@@ -6,10 +6,18 @@ Every function returns an exception for the caller to raise; the core's messages
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from xmap_compat.core.errors import LEGACY, as_set, axes_text, did_you_mean, quoted
+
+
+def name_of(fun: Callable[..., Any]) -> str:
+    """A name for messages: that of the function, or of the function that a partial wraps."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return getattr(fun, "__name__", type(fun).__name__)
 
 
 def described(value: Any) -> str:

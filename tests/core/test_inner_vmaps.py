@@ -131,7 +131,7 @@ def test_gradients_of_vmapped_collectives_equal_those_of_a_loop(family):
 # ----------------------------------------------------------------------- the vmap's own axis
 
 
-def over_own_axis(names):
+def over_bound_axis(names):
     """Collectives that JAX (to 0.12) can vmap over the vmap's own axis."""
     count = SIZE_K if names == "k" else SIZE_K * SIZE_I
     yield lambda z: lax.psum(z, names)
@@ -153,7 +153,7 @@ def over_own_axis(names):
 
 @pytest.mark.parametrize("names", ["k", ("k", "i"), ("i", "k")], ids=str)
 def test_a_collective_over_the_axis_of_a_vmap_equals_one_over_an_axis_of_the_xmap(names):
-    collectives = list(over_own_axis(names))
+    collectives = list(over_bound_axis(names))
     x = np.random.default_rng(4).normal(size=(SIZE_I, SIZE_K, 12, 12)).astype(np.float32)
     together = lambda z: [collective(z) for collective in collectives]
     expected = xmap(together, ["i", "k", ...], ["i", "k", ...])(x)

@@ -41,7 +41,7 @@ def _is_held_by_jax(primitive):
     return False
 
 
-def has_own_batching(eqn: Any) -> bool:
+def has_custom_batching(eqn: Any) -> bool:
     """Whether a batching rule of a library, or of the user, takes part in batching an equation.
 
     JAX's own rules keep elements apart, and their results vary over all that the operands vary
@@ -52,12 +52,12 @@ def has_own_batching(eqn: Any) -> bool:
     operation = eqn.params.get("_prim")  # of jax.experimental.hijax, whose users define classes
     if operation is not None and not is_ours(type(operation).__module__):
         return True
-    return holds_own_batching(eqn.params)
+    return holds_custom_batching(eqn.params)
 
 
-def holds_own_batching(held: Any) -> bool:
+def holds_custom_batching(held: Any) -> bool:
     """Whether a jaxpr, or any in a container, has such an equation."""
-    return any(has_own_batching(inner) for inner, _ in walk(held))
+    return any(has_custom_batching(inner) for inner, _ in walk(held))
 
 
 def operation_name(eqn: Any) -> str:
@@ -185,7 +185,7 @@ def _batch_untyped_call(args, dims, *, jaxpr):
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in moved]
     levels = [(size, in_axes)]
     varying = [frozenset([0])] * len(jaxpr.out_avals)
-    if any(map(has_own_batching, jaxpr.eqns)):
+    if any(map(has_custom_batching, jaxpr.eqns)):
         varying = plainly(lambda: varying_results(call, types, levels), in_our_shard_map=True)
     outs = _untyped_call(batched(call, levels, varying), *moved)
     return outs, [0 if of_result else None for of_result in varying]

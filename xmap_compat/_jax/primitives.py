@@ -171,7 +171,7 @@ def define_dual_primitives(
     names: tuple[str, str],
     shapes: tuple[Callable[..., tuple[int, ...]], Callable[..., tuple[int, ...]]],
     batch_dims: tuple[Callable[[Any, int], tuple[Any, int]], Callable[[Any, int], tuple[Any, int]]],
-    over_own: tuple[Any, Any] = (None, None),
+    over_bound: tuple[Any, Any] = (None, None),
 ) -> tuple[Any, Any]:
     """Two linear primitives with parameters ``axes`` and ``sizes``, each the transpose of the
     other.
@@ -180,16 +180,16 @@ def define_dual_primitives(
       shapes: ``(shape, sizes) -> shape`` of the result.
       batch_dims: ``(operand, mapped dimension) -> (operand with it moved aside, dimension in the
         result)``.
-      over_own: ``(operand, mapped dimension or None, size) -> (result, dimension)`` where a vmap
+      over_bound: ``(operand, mapped dimension or None, size) -> (result, dimension)`` where a vmap
         binds the only axis.
     """
     first, second = Primitive(names[0]), Primitive(names[1])
-    _define_linear(first, second, shapes[0], batch_dims[0], over_own[0])
-    _define_linear(second, first, shapes[1], batch_dims[1], over_own[1])
+    _define_linear(first, second, shapes[0], batch_dims[0], over_bound[0])
+    _define_linear(second, first, shapes[1], batch_dims[1], over_bound[1])
     return first, second
 
 
-def _define_linear(primitive, dual, shape, batch, over_own=None):
+def _define_linear(primitive, dual, shape, batch, over_bound=None):
     def abstract_eval(x, *, axes, sizes):
         return jax.core.ShapedArray(shape(x.shape, sizes), x.dtype)
 
@@ -197,8 +197,8 @@ def _define_linear(primitive, dual, shape, batch, over_own=None):
         return [ct if type(ct) is ad.Zero else dual.bind(ct, axes=axes, sizes=sizes)]
 
     def batch_rule(axis_data, operands, dims, *, axes, sizes):
-        if over_own is not None and axes == (axis_data.name,):
-            return over_own(operands[0], dims[0], sizes[0])
+        if over_bound is not None and axes == (axis_data.name,):
+            return over_bound(operands[0], dims[0], sizes[0])
         operand, dim = operands[0], dims[0]
         if dim is not None:
             operand, dim = batch(operand, dim)

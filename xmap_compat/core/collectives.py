@@ -123,7 +123,7 @@ def result_names(
     primitive: str,
     params: Params,
     operands: Sequence[Names],
-    own: Container[AxisName],
+    bound: Container[AxisName],
     elements: int,
 ) -> Names:
     """The named axes of a collective's result, from those of its operands.
@@ -132,7 +132,7 @@ def result_names(
       elements: how many the axes of the collective have together.
     """
     mentioned = axis_names(params)
-    axes = frozenset(n for n in mentioned if n in own)
+    axes = frozenset(n for n in mentioned if n in bound)
     union = frozenset(itertools.chain.from_iterable(operands))
     after = varied if has_groups(params) else COLLECTIVES[primitive].names
     if primitive == "ppermute" and len(axes) == len(mentioned):
@@ -153,12 +153,12 @@ def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
 
 def collectives_of(eqn: Any) -> frozenset[AxisName]:
     """Every axis name that one equation mentions, if it is a collective or contains one."""
-    own = (
+    mentioned = (
         mentioned_names(eqn.params)
         if eqn.primitive.name in COLLECTIVES or _jax.depends_on_axes(eqn)
         else ()
     )
-    return frozenset(own).union(*map(collectives_in, _jax.subjaxprs(eqn.params)))
+    return frozenset(mentioned).union(*map(collectives_in, _jax.subjaxprs(eqn.params)))
 
 
 def names_used(eqn: Any) -> frozenset[AxisName]:

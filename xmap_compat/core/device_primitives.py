@@ -40,7 +40,7 @@ def _all_mapped(operand, dim, size):
     ), None
 
 
-def _own_mapped(operand, dim, size):
+def _take_mapped(operand, dim, size):
     return (operand if dim is None else jnp.einsum("ii...->i...", jnp.moveaxis(operand, dim, 0))), 0
 
 
@@ -54,7 +54,7 @@ gather_p, take_p = _jax.define_dual_primitives(
     ("device_gather", "device_take"),
     (lambda shape, sizes: (math.prod(sizes), *shape), lambda shape, sizes: shape[1:]),
     (lambda operand, dim: (operand, dim + 1), _after_take),
-    (_all_mapped, _own_mapped),
+    (_all_mapped, _take_mapped),
 )
 
 

@@ -6,7 +6,7 @@ element of index 0, and the next xmap over the same mesh gets each device's own 
 Programs that feed a decode state back rely on both.  Nothing is broadcast.
 
 No array shows whether it is such a result.  So once one ``exist``s, any argument may differ along
-each mesh axis, and varies over an ``OwnElement``.  A call is evaluated with these if a collective,
+each mesh axis, and varies over a ``LocalElement``.  A call is evaluated with these if a collective,
 or a predicate around one, needs them.
 """
 
@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core.parameters import Names
-from xmap_compat.core.placement import OwnElement, Placement
+from xmap_compat.core.placement import LocalElement, Placement
 from xmap_compat.core.specs import AxisName
 
 # Whether some call has returned such a result.  It is part of jit's cache key.
@@ -62,7 +62,7 @@ def warn(path: str, extra: Sequence[AxisName]) -> None:
     )
 
 
-def own_elements(mesh_axes: Iterable[Hashable], mesh: Any) -> dict[AxisName, Placement]:
+def local_elements(mesh_axes: Iterable[Hashable], mesh: Any) -> dict[AxisName, Placement]:
     """Mesh axes as axes of values that differ between devices although their specs say nothing."""
     wanted = set(mesh_axes)
     placements: dict[AxisName, Placement] = {}
@@ -70,27 +70,26 @@ def own_elements(mesh_axes: Iterable[Hashable], mesh: Any) -> dict[AxisName, Pla
         return placements
     for axis in mesh.axis_names:
         if axis in wanted:
-            name = OwnElement(axis)
+            name = LocalElement(axis)
             size = mesh.shape[axis]
             placements[name] = Placement(name, size, mesh_axes=(axis,), mesh_sizes=(size,))
     return placements
 
 
-def own_elements_of(placements: Iterable[AxisName]) -> list[OwnElement]:
-    return [name for name in placements if isinstance(name, OwnElement)]
+def local_elements_of(placements: Iterable[AxisName]) -> list[LocalElement]:
+    return [name for name in placements if isinstance(name, LocalElement)]
 
 
 def names_at_entry(
     consts: Sequence[Any], inputs: Sequence[Names], placements: Mapping[AxisName, Placement]
 ) -> list[Names]:
-    """The names of captured values and of arguments: also each ``OwnElement`` on which none of
+    """The names of captured values and of arguments: also each ``LocalElement`` on which none of
     their axes lies.
     """
-    own = own_elements_of(placements)
+    elements = local_elements_of(placements)
 
     def entering(names: Names) -> Names:
-        split = _split_by(names, placements)
-        return names.union(n for n in own if n.mesh_axis not in split)
+        return names.union(unsplit_elements(names.union(elements), placements))
 
     of_consts = []
     for value in consts:
@@ -119,10 +118,10 @@ def operand_names(
     names: Names, axes: Iterable[AxisName], placements: Mapping[AxisName, Placement]
 ) -> Names:
     """The names of a collective's operand: it varies over those of its axes on which it has an
-    ``OwnElement``.
+    ``LocalElement``.
     """
-    own = own_elements_of(names)
-    if not own:
+    elements = local_elements_of(names)
+    if not elements:
         return names
     # The axis that each mesh axis splits.
     split: dict[Hashable, AxisName] = {}
@@ -131,7 +130,7 @@ def operand_names(
             split.update(dict.fromkeys(placements[axis].mesh_axes, axis))
     replaced: set[AxisName] = set()
     axes_of_operand: set[AxisName] = set()
-    for name in own:
+    for name in elements:
         mesh_axes = placements[name].mesh_axes
         if not split.keys().isdisjoint(mesh_axes):
             replaced.add(name)
@@ -139,13 +138,13 @@ def operand_names(
     return names.difference(replaced).union(axes_of_operand)
 
 
-def alone(names: Names, placements: Mapping[AxisName, Placement]) -> list[OwnElement]:
+def unsplit_elements(names: Names, placements: Mapping[AxisName, Placement]) -> list[LocalElement]:
     """The mesh axes along which a value may differ between devices although no named axis of it
     lies there.
     """
-    own = own_elements_of(names)
-    split = _split_by(names.difference(own), placements)
-    return [n for n in own if n.mesh_axis not in split]
+    elements = local_elements_of(names)
+    split = _split_by(names.difference(elements), placements)
+    return [n for n in elements if n.mesh_axis not in split]
 
 
 def mesh_of_results(declared: Any, mesh: Any) -> Any:

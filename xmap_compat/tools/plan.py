@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax, api
+from xmap_compat import _jax
 from xmap_compat.core.arguments import Declaration
 from xmap_compat.core.call import PlacedCall, partition_spec, place_call
 from xmap_compat.core.errors import should_be
@@ -29,7 +29,7 @@ from xmap_compat.core.nested.axes import calls_in
 from xmap_compat.core.placement import Placement, enclosing_bodies
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watcher, watching
-from xmap_compat.errors import described, no_devices
+from xmap_compat.errors import described, name_of, no_devices
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.staged import Position, bytes_of, position_of, staged_program
@@ -273,7 +273,7 @@ def plan_of_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Plan:
     def traced(*args):
         return step(*args)
 
-    return _plan(traced, args, api.name_of(step), jitted=True)
+    return _plan(traced, args, name_of(step), jitted=True)
 
 
 def plan_of_call(

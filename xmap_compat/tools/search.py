@@ -20,7 +20,7 @@ from xmap_compat import _jax, api
 from xmap_compat.core.errors import as_set, did_you_mean, should_be
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import current_scope, parse_axis_resources
-from xmap_compat.errors import no_devices
+from xmap_compat.errors import name_of, no_devices
 from xmap_compat.tools.plan import Plan, compile_step, figures_of, plan_of_step
 from xmap_compat.tools.progress import progress
 from xmap_compat.tools.shown import Shown
@@ -184,7 +184,7 @@ def search(
         if (compiled or measure) and isinstance(scope, jax.sharding.AbstractMesh):
             raise no_devices(f"search(measure={measure}, compiled={compiled})", scope)
         make = _maker(f_or_make, args, fixed or {})
-        name = api.name_of(f_or_make)
+        name = name_of(f_or_make)
         task = _Task(name, make, args, scope, fixed or {}, memory, compiled)
         assignments = progress(task.assignments(), "assignments")
         found = _ranked(itertools.starmap(task.candidate, assignments))
@@ -218,7 +218,7 @@ def _maker(
     try:
         inspect.signature(f_or_make).bind({})
     except TypeError:
-        raise _no_maker(api.name_of(f_or_make), len(args)) from None
+        raise _no_maker(name_of(f_or_make), len(args)) from None
     return f_or_make
 
 

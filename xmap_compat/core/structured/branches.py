@@ -22,6 +22,7 @@ from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import cast_alike, cast_as, cast_to, laid_out_over
 from xmap_compat.core.evaluate import Evaluator, Rule
 from xmap_compat.core.names import Names, operands_of_branches
+from xmap_compat.core.passes import flowing
 from xmap_compat.core.rules.reductions import max_over
 from xmap_compat.core.structured.callables import checkpointed, collectives_within, communicates
 from xmap_compat.core.values import NamedValue, is_smooth, positional, transposed, without
@@ -67,7 +68,7 @@ def cond(
         n | index.names
         for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))
     ]
-    ev = dataclasses.replace(ev, apart=ev.apart | index.names)
+    ev = dataclasses.replace(ev, diverging=ev.diverging | index.names)
     if ev.view.local_names(index.names) or (index.names and communicates(ev, *branches)):
         return _select_result(ev, branches, index, operands, mask)
 
@@ -115,20 +116,20 @@ def _by_platform(platforms, branches, operands):
 def _select_result(ev, branches, index, operands, mask):
     masks = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
     if mask is not None:
-        masks = [bind_named(ev.view, lax.and_p, [mask, own], {})[0] for own in masks]
-    results = [_Branch(ev, own).evaluate(b, operands) for b, own in zip(branches, masks)]
+        masks = [bind_named(ev.view, lax.and_p, [mask, taken], {})[0] for taken in masks]
+    results = [_Branch(ev, taken).evaluate(b, operands) for b, taken in zip(branches, masks)]
     return [select(ev, index, cases) for cases in zip(*results)]
 
 
 class _Place(enum.Enum):
     """Where an equation of a branch has its gradient cut, for elements that do not take the branch.
 
-    ``OWN``: at its operands.  ``SHARED``: its results flow into a collective, and so to other
+    ``OPERANDS``: at its operands.  ``SHARED``: its results flow into a collective, and so to other
     elements; at the inputs of the branch, where none of these takes it.  ``INSIDE``: in its bodies,
     which hold such a collective.
     """
 
-    OWN = enum.auto()
+    OPERANDS = enum.auto()
     SHARED = enum.auto()
     INSIDE = enum.auto()
 
@@ -159,19 +160,22 @@ class _Branch:
 
     def _run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
         """The values of all variables, from those of the inputs."""
-        together = lambda name: name not in self.mask.names and self.ev.view.is_own(name)  # noqa: E731
-        met = []
+        together = lambda name: name not in self.mask.names and self.ev.view.is_bound(name)  # noqa: E731
+        combined = []
         for eqn in eqns:
             axes = collectives_within(self.ev, eqn, differentiable=True)
-            met.append(frozenset(n for n in axes if not together(n)))
-        flowing = _flowing_into(eqns, met)
-        places = list(map(_place_of, eqns, met, flowing))
-        alone = (
+            combined.append(frozenset(n for n in axes if not together(n)))
+        combining = [eqn for eqn, axes in zip(eqns, combined) if axes]
+        flows = flowing(eqns, (), set(combining).__contains__)
+        places = list(map(_place_of, eqns, combined, flows))
+        structured = (
             eqn for eqn, place in zip(eqns, places) if place is _Place.SHARED and _jax.read(eqn)
         )
-        whole = any(flowing) or any(alone)
-        shared = _Cut(functools.partial(self._cut, frozenset().union(*met)), env) if whole else env
-        own = _Cut(functools.partial(self._cut, frozenset()), shared)
+        whole = any(flows) or any(structured)
+        shared = (
+            _Cut(functools.partial(self._cut, frozenset().union(*combined)), env) if whole else env
+        )
+        cut = _Cut(functools.partial(self._cut, frozenset()), shared)
         rules: Mapping[Any, Rule] = {
             _jax.Call: self._call,
             _jax.Checkpoint: self._checkpoint,
@@ -180,9 +184,9 @@ class _Branch:
         inside = dataclasses.replace(self.ev, structured={**self.ev.structured, **rules})
         for eqn, place in zip(eqns, places):
             (inside if place is _Place.INSIDE else self.ev).run(
-                [eqn], own if place is _Place.OWN else shared
+                [eqn], cut if place is _Place.OPERANDS else shared
             )
-        return own
+        return cut
 
     def _call(self, _: Evaluator, call: _jax.Call, operands, eqn):
         return self.evaluate(call.body, operands)
@@ -219,23 +223,14 @@ class _Branch:
         return dataclasses.replace(value, data=_cut_p.bind(value.data, local, mesh_axes=axes))
 
 
-def _place_of(eqn: Any, met: Names, flows: bool) -> _Place:
-    if met and not flows and isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond)):
+def _place_of(eqn: Any, combined: Names, flows: bool) -> _Place:
+    if (
+        combined
+        and not flows
+        and isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond))
+    ):
         return _Place.INSIDE
-    return _Place.SHARED if met or flows else _Place.OWN
-
-
-def _flowing_into(eqns: Sequence[Any], met: Sequence[Names]) -> list[bool]:
-    """For each equation, whether an equation that meets others in a collective needs its
-    results.
-    """
-    needed: set[Any] = set()
-    flows = []
-    for eqn, axes in reversed(list(zip(eqns, met))):
-        flows.append(not needed.isdisjoint(eqn.outvars))
-        if axes or flows[-1]:
-            needed.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
-    return flows[::-1]
+    return _Place.SHARED if combined or flows else _Place.OPERANDS
 
 
 class _Cut(dict):

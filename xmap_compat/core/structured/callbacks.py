@@ -50,8 +50,10 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
     the others receive its results.  (JAX cannot map a ``lax.cond`` around the callback.)
     """
     view, names = ev.view, frozenset().union(*(v.names for v in operands))
-    if ev.apart:
-        raise _callback_in_control_flow(ev.apart, _jax.where_in_user_code(eqn), is_repeated=False)
+    if ev.diverging:
+        raise _callback_in_control_flow(
+            ev.diverging, _jax.where_in_user_code(eqn), is_repeated=False
+        )
     if repeated := ev.iterating.difference(*(view.placements[n].loops for n in names)):
         axes = [n for n, place in view.placements.items() if not repeated.isdisjoint(place.loops)]
         raise _callback_in_control_flow(axes, _jax.where_in_user_code(eqn), is_repeated=True)

@@ -27,7 +27,7 @@ to what arrived here as 1.  Summing the one value over two elements would give 2
 
 So ``psum(ct)``, ``all_gather(ct).sum()`` and ``psum(ppermute(ct))`` are 1, ``psum(psum(ct))`` is 2,
 and ``psum(ct * x)`` is 3, the whole times each element of ``x``.  A psum returns the whole; in any
-other collective each element puts in an equal part (:func:`~xmap_compat.core.device.own_parts`).
+other collective each element puts in an equal part (:func:`~xmap_compat.core.device.equal_parts`).
 The names of values say which these are: :mod:`xmap_compat.core.once`.
 
 *A cotangent that exists once, and no collective*: ``h(x, w) = (x * w, w * w)``, ``bwd(ct, du) = (ct
@@ -57,7 +57,6 @@ applied to each kind by itself, and the results are added (:func:`_cases_of`, :f
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,9 +66,10 @@ from xmap_compat import _jax
 from xmap_compat.core import once
 from xmap_compat.core.batch import apply_positional, index_of
 from xmap_compat.core.collectives import collectives_in, collectives_of
-from xmap_compat.core.device import laid_out, laid_out_over, own_parts
+from xmap_compat.core.device import equal_parts, laid_out, laid_out_over
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import NONE, Names
+from xmap_compat.core.passes import fact_of, forward
 from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.rules.reductions import sum_over
 from xmap_compat.core.structured.callables import (
@@ -89,18 +89,18 @@ def cotangents_of_operands(
     differentiated.
     """
     summands: dict[int, list[NamedValue | None]] = {k: [] for k in wanted}
-    for own_names in dict.fromkeys(names for _, names, _ in wanted.values()):
-        alike = [k for k, (_, names, _) in wanted.items() if names == own_names]
-        for case in _cases_of(ev.view, jaxpr, residuals, cotangents, own_names):
+    for operand_names in dict.fromkeys(names for _, names, _ in wanted.values()):
+        alike = [k for k, (_, names, _) in wanted.items() if names == operand_names]
+        for case in _cases_of(ev.view, jaxpr, residuals, cotangents, operand_names):
             outs = _apply_rule(ev, rule, residuals, cotangents, case, alike)
             for k in alike:
                 summands[k].append(_cotangent_like(ev, outs[k], *wanted[k]))
     return {k: _added(terms) for k, terms in summands.items()}
 
 
-def _cases_of(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
+def _cases_of(view, jaxpr, residuals, cotangents, operand_names) -> list[dict[int, NamedValue]]:
     """The cotangents to apply a backward rule to, in cases whose results add up, for an operand
-    over ``own_names``.
+    over ``operand_names``.
 
     The cotangent of a result that does not vary over an axis arrives summed over it.  If the
     operand does not vary over the axis either, and anything in the rule does, the rule's results
@@ -113,7 +113,7 @@ def _cases_of(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, N
       Cases, each with cotangents by the number of their result; missing ones are zero.  There is at
       least one case; cotangents of integers, and those known to be zero, are in none.
     """
-    together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - own_names
+    together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - operand_names
     cases: dict[Names, dict[int, NamedValue]] = {}
     for k, (ct, collectives) in enumerate(
         zip(cotangents, _collectives_of_results(jaxpr), strict=True)
@@ -146,8 +146,8 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
     rule_of_case = _jax.traced_as(rule, rule_of_case)
     staged = staged_callable(ev, rule_of_case, [*residuals, *case.values()])
     # The collectives of nested xmaps over devices count each device, as these have it.
-    own_axes = frozenset(n for n in ev.view.placements if not is_of_devices(n))
-    axes = collectives_in(staged.jaxpr) & own_axes
+    bound_axes = frozenset(n for n in ev.view.placements if not is_of_devices(n))
+    axes = collectives_in(staged.jaxpr) & bound_axes
     first = len(staged.operands) - len(case)
     if all(axes <= ct.names for ct in staged.operands[first:]):
         return staged.restore(evaluate_staged(ev, staged.jaxpr, staged.operands))
@@ -159,30 +159,30 @@ def _apply_where_once(ev, staged, first, axes, wanted):
     some axes.
     """
 
-    def operands_in_parts_over(apart):
-        cts = [_once_in(ev.view, ct, axes, apart) for ct in staged.operands[first:]]
+    def operands_divided_over(divided):
+        cts = [_once_in(ev.view, ct, axes, divided) for ct in staged.operands[first:]]
         return [*staged.operands[:first], *cts]
 
-    inputs = [v.names for v in operands_in_parts_over(NONE)]
+    inputs = [v.names for v in operands_divided_over(NONE)]
     names = ev.checker.check(staged.jaxpr, inputs)
-    both_ways = staged.restore([once.used_both_ways(own) for own in names])
+    both_ways = staged.restore([once.used_both_ways(n) for n in names])
     outs: dict[Names, list[NamedValue | None]] = {}
     for k in wanted:
-        apart = both_ways[k] or NONE
-        if apart not in outs:
-            operands = operands_in_parts_over(apart)
-            outs[apart] = staged.restore(evaluate_staged(ev, staged.jaxpr, operands))
+        divided = both_ways[k] or NONE
+        if divided not in outs:
+            operands = operands_divided_over(divided)
+            outs[divided] = staged.restore(evaluate_staged(ev, staged.jaxpr, operands))
     return {k: outs[both_ways[k] or NONE][k] for k in wanted}
 
 
-def _once_in(view, cotangent, axes, apart):
-    """A cotangent that exists once along ``axes``; along ``apart`` each element has its part."""
+def _once_in(view, cotangent, axes, divided):
+    """A cotangent that exists once along ``axes``; along ``divided`` each element has its part."""
     missing = axes - cotangent.names
     existing = dataclasses.replace(cotangent, names=once.with_once(cotangent.names, axes))
-    missing = missing & apart
+    missing = missing & divided
     if not missing:
         return existing
-    parts = own_parts(view, existing, missing)
+    parts = equal_parts(view, existing, missing)
     return laid_out_over(view, parts, parts.names | missing)
 
 
@@ -195,12 +195,13 @@ def _added(values):
 
 def _collectives_of_results(jaxpr) -> list[Names]:
     """The axes of the collectives that each result depends on."""
+
+    def depends_on(eqn, operands):
+        return [collectives_of(eqn).union(*operands)] * len(eqn.outvars)
+
     body, _ = _jax.open_jaxpr(jaxpr)
-    axes: dict[Any, Names] = {}
-    read = lambda v: NONE if isinstance(v, _jax.Literal) else axes.get(v, NONE)  # noqa: E731
-    for eqn in body.eqns:
-        axes.update(dict.fromkeys(eqn.outvars, collectives_of(eqn).union(*map(read, eqn.invars))))
-    return [read(v) for v in body.outvars]
+    axes = forward(body, [NONE] * len(body.invars), depends_on)
+    return [fact_of(axes, atom) for atom in body.outvars]
 
 
 def _at_first_element(view, value, names):

@@ -21,7 +21,7 @@ from xmap_compat.core.combining import batched_axes, combined_in_loop, takes_who
 from xmap_compat.core.device import cast_alike, cast_to, gather_over, laid_out, laid_out_over
 from xmap_compat.core.errors import quoted
 from xmap_compat.core.evaluate import Evaluator
-from xmap_compat.core.rules.exchanges import take_own
+from xmap_compat.core.rules.exchanges import take_element
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
@@ -236,7 +236,7 @@ def custom_vmap(
     batched = ev.checker.trace_by_rule(eqn, inputs, results)
     whole = [_whole(ev.view, v, axes) for v in operands]
     outs = ev.evaluate(batched, whole)
-    return [_own_elements(ev.view, out, axes, names) for out, names in zip(outs, results)]
+    return [_local_elements(ev.view, out, axes, names) for out, names in zip(outs, results)]
 
 
 def _whole(view, value, axes):
@@ -252,11 +252,11 @@ def _whole(view, value, axes):
     return NamedValue(_jax.reshaped(gathered.data, shape), dims, gathered.names)
 
 
-def _own_elements(view, value, axes, names):
+def _local_elements(view, value, axes, names):
     """The elements that are here of a result whose first positional dimensions are whole axes."""
     for name in axes:
         if name in names:
-            value = take_own(view, value, [name])
+            value = take_element(view, value, [name])
     return cast_to(view, value, names)
 
 

@@ -62,8 +62,8 @@ def _settled(
     """The carry, cast to the mesh axes of the user's own ``shard_map`` that it varies over after
     any iteration.
 
-    Its type must be the same in each iteration.  (The type check of the program finds the xmap's
-    own axes.)
+    Its type must be the same in each iteration.  (The type check of the program finds the axes
+    that the xmap binds.)
     """
     while ev.view.in_users_shard_map:
         before = [_jax.varying_axes(v.data) for v in carry]
@@ -105,7 +105,7 @@ def while_loop(
         operands, loop.num_condition_consts, loop.num_body_consts
     )
     _, names, varying = flow_through(ev.checker, loop, [v.names for v in operands])
-    ev = dataclasses.replace(ev, apart=ev.apart | varying)
+    ev = dataclasses.replace(ev, diverging=ev.diverging | varying)
     condition = lambda carry: ev.evaluate(loop.condition, [*condition_consts, *carry])[0]  # noqa: E731
     step = lambda carry: ev.laid_out(ev.evaluate(loop.body, [*body_consts, *carry]), names)  # noqa: E731
     first = ev.laid_out(init, names)
@@ -114,7 +114,7 @@ def while_loop(
     if not batched and not (varying and together):
         first = _settled(ev, step, first)
         return lax.while_loop(lambda carry: condition(carry).data, step, first)
-    asked_again = any(not ev.view.is_own(n) for n in collectives_in(loop.condition))
+    asked_again = any(not ev.view.is_bound(n) for n in collectives_in(loop.condition))
     return _while_any(_Condition(ev, condition, varying, together), step, first, asked_again)
 
 

@@ -37,7 +37,7 @@ def _expanded(ev: Evaluator, call: _jax.Expanded, operands, eqn):
 def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
     if ev.view.typed or collectives_in(call.body) & set(ev.view.placements):
         raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
-    if _jax.has_own_batching(eqn):
+    if _jax.has_custom_batching(eqn):
         return ev.by_batching_rule(eqn, operands)
     return bind_named(ev.view, eqn.primitive, operands, eqn.params)
 

@@ -15,7 +15,7 @@ from xmap_compat.core import undeclared
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.names import Checker
 from xmap_compat.core.parameters import mentioned_names
-from xmap_compat.core.placement import MeshAxis, OwnElement
+from xmap_compat.core.placement import MeshAxis
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.xmap_calls import Span, XmapCall
 
@@ -71,7 +71,7 @@ def _collectives(placed: Any, users_file: Callable[[str], str]) -> Iterator[tupl
 def _names_an_axis(eqn: Any) -> bool:
     """Whether a collective is over an axis of the program, and not over mesh axes alone."""
     names = mentioned_names(eqn.params)
-    return not all(isinstance(name, (MeshAxis, OwnElement)) for name in names)
+    return not all(isinstance(name, MeshAxis) for name in names)
 
 
 def _reasons(placed: Any) -> Iterator[str]:
