@@ -44,7 +44,7 @@ class NamedValue:
 
     def positional_dims(self) -> list[int]:
         """The dimensions of ``data`` that are positional, in order."""
-        return [k for k, name in enumerate(self.dims) if name is None]
+        return self.dims_of([None])
 
     def positional_shape(self) -> tuple[int, ...]:
         """The sizes of these dimensions."""
@@ -69,9 +69,13 @@ class NamedValue:
         return NamedValue(data, self.dims, self.names)
 
 
+def names_of_each(values: Iterable[NamedValue]) -> list[frozenset[AxisName]]:
+    return [value.names for value in values]
+
+
 def union_of_names(values: Iterable[NamedValue]) -> frozenset[AxisName]:
     """The axes that any of the values varies over."""
-    return frozenset().union(*(v.names for v in values))
+    return frozenset().union(*names_of_each(values))
 
 
 def as_array(data: Any) -> Any:
@@ -114,8 +118,7 @@ def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]
 
 def others(count: int, chosen: Iterable[int]) -> list[int]:
     """The numbers below ``count`` that are not chosen, in order."""
-    chosen = set(chosen)
-    return [k for k in range(count) if k not in chosen]
+    return sorted(set(range(count)).difference(chosen))
 
 
 def moved_to_front(data: Any, dims: Sequence[int]) -> Any:

@@ -28,6 +28,7 @@ from xmap_compat.core.structured.callables import checkpointed, collectives_with
 from xmap_compat.core.values import (
     NamedValue,
     is_smooth,
+    names_of_each,
     positional,
     transposed,
     value_of,
@@ -73,7 +74,7 @@ def cond(
       where elements on one device take different branches, and where devices might miss each other
       in a collective.
     """
-    names_before = [v.names for v in operands]
+    names_before = names_of_each(operands)
     flow = flow_through(ev.checker, cond, names_before)
     if flow.operands != names_before:
         operands = ev.laid_out(operands, flow.operands)

@@ -19,7 +19,7 @@ from xmap_compat.core.combining import may_combine
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import NamedValue, is_float0, is_smooth
+from xmap_compat.core.values import NamedValue, is_float0, is_smooth, names_of_each
 
 
 def only_arrays(fun):
@@ -88,14 +88,14 @@ def evaluate_staged(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) -
     """Evaluate a program that a custom rule traced late on named values."""
     if ev.view.in_our_shard_map:
         _check_outer_names(ev.view, jaxpr)
-    inputs = [v.names for v in operands]
+    inputs = names_of_each(operands)
     ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
     return ev.evaluate(jaxpr, operands)
 
 
 def _check_outer_names(view, jaxpr):
     """Raise if a rule names an axis of a vmap around the xmap, which our shard_map cannot reach."""
-    known = {*view.placements, *view.mesh_axes}
+    known = {*view.placements, *view.mesh_sizes}
     outer = itertools.filterfalse(is_of_devices, collectives_in(jaxpr) - known)
     names = sorted(outer, key=str)
     if names:

@@ -85,7 +85,7 @@ def _mesh_axes_of_copies(view, names):
     """The mesh axes along which devices have the same elements."""
     divided = view.mesh_axes_of(names)
     copies = []
-    for axis in view.mesh_axes:
+    for axis in view.mesh_sizes:
         if axis not in divided and view.mesh_size(axis) > 1:
             copies.append(axis)
     return tuple(copies)

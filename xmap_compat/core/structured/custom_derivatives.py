@@ -26,7 +26,7 @@ from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
 from xmap_compat.core.trace import call_without_axes
-from xmap_compat.core.values import NamedValue, is_smooth, split, union_of_names
+from xmap_compat.core.values import NamedValue, is_smooth, names_of_each, split, union_of_names
 
 
 def custom_jvp(
@@ -42,7 +42,7 @@ def custom_jvp(
       Results in the canonical layout of what each varies over.  A tangent is laid out as its
       primal; one that varies over more is refused, since the result has no place for it.
     """
-    names = ev.checker.equation(eqn, [v.names for v in operands])
+    names = ev.checker.equation(eqn, names_of_each(operands))
     operands = cast_alike(ev.view, operands)
     inexact = [is_smooth(v.aval) for v in eqn.outvars]
 
@@ -225,7 +225,7 @@ def custom_vmap(
     The function itself if nothing varies, or if it calls Python.
     """
     view = ev.view
-    inputs = [v.names for v in operands]
+    inputs = names_of_each(operands)
     names = union_of_names(operands)
     axes = batched_axes(names, view.placements)
     if not axes or not takes_whole_axes(eqn):
@@ -269,7 +269,7 @@ def linear_solve(
     share all names.
     """
     # Auxiliary results may vary over axes that no operand has.
-    names, *_ = ev.checker.equation(eqn, [v.names for v in operands])
+    names, *_ = ev.checker.equation(eqn, names_of_each(operands))
     # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
     operands = [cast_to(ev.view, v, names) for v in operands]
     matvec_consts, _, solve_consts, transpose_consts, b = split(operands, *solve.lengths)

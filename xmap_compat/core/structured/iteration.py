@@ -23,7 +23,7 @@ from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import Names, flow_through
 from xmap_compat.core.structured.branches import select
 from xmap_compat.core.structured.callables import communicates
-from xmap_compat.core.values import NamedValue, split, without_dims
+from xmap_compat.core.values import NamedValue, names_of_each, split, without_dims
 
 
 def scan(
@@ -41,7 +41,7 @@ def scan(
       layout from the start, since its type must be the same in every iteration.
     """
     consts, carry, xs = split(operands, scan.num_consts, scan.num_carry)
-    flow = flow_through(ev.checker, scan, [v.names for v in operands])
+    flow = flow_through(ev.checker, scan, names_of_each(operands))
     names = flow.operands[carry_of(scan)]
     first = ev.laid_out(carry, names)
 
@@ -115,7 +115,7 @@ def while_loop(
     condition_consts, body_consts, init = split(
         operands, loop.num_condition_consts, loop.num_body_consts
     )
-    _, names, varying = flow_through(ev.checker, loop, [v.names for v in operands])
+    _, names, varying = flow_through(ev.checker, loop, names_of_each(operands))
     ev = dataclasses.replace(ev, diverging=ev.diverging | varying)
 
     def condition(carry):
