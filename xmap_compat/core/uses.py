@@ -84,9 +84,11 @@ class _Uses:
     view: DeviceView
     checker: Checker
     chosen: dict[Any, bool] = dataclasses.field(default_factory=dict)
-    _known: dict[Any, list[Use]] = dataclasses.field(default_factory=dict)
+    _known: dict[Any, Sequence[Use]] = dataclasses.field(default_factory=dict)
 
-    def of_inputs(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Use]) -> list[Use]:
+    def of_inputs(
+        self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Use]
+    ) -> Sequence[Use]:
         """The uses of a body's inputs, from those of its results."""
         key = (jaxpr, *inputs, *(frozenset(use.items()) for use in results))
         if key not in self._known:
