@@ -44,8 +44,8 @@ def _is_held_by_jax(primitive):
 def has_custom_batching(eqn: Any) -> bool:
     """Whether a batching rule of a library, or of the user, takes part in batching an equation.
 
-    JAX's own rules keep elements apart, and their results vary over all that the operands vary
-    over; so they need not be asked.
+    JAX's own rules do not combine elements, and their results vary over all that the operands
+    vary over; so they need not be asked.
     """
     if eqn.primitive.name == "custom_vmap_call" or not is_of_jax(eqn.primitive):
         return True
