@@ -239,8 +239,6 @@ def _extremum_jvp(primitive, rule, in_body, primals, tangents, **params):
     [x] = primals
     [tangent] = tangents
     [out] = bind(primitive, [x], params)
-    if type(tangent) is ad.Zero:
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
     return out, rule(x, tangent, out, **params)
 
 
