@@ -324,16 +324,17 @@ def _is_inexact(aval):
 
 
 def _shard_map(params):
-    manual = "newly_manual_axes"
-    if VERSION < (0, 10, 2):
-        manual = "manual_axes"
+    if VERSION >= (0, 10, 2):
+        mapped = params["newly_manual_axes"]
+    else:
+        mapped = params["manual_axes"]
     mesh = params["mesh"]
     return ShardMap(
         body=params["jaxpr"],
         mesh_shape=dict(mesh.shape),
         in_specs=params["in_specs"],
         out_specs=params["out_specs"],
-        mapped=frozenset(params[manual]),
+        mapped=frozenset(mapped),
         mesh=mesh,
     )
 

@@ -24,9 +24,9 @@ RELEASE = jax.__version__
 VERSION = parse_version(RELEASE)
 
 # Where questions about the trace are public.
-trace_state: Any = importlib.import_module("jax.extend.core")
-if VERSION < (0, 10, 0):
-    trace_state = jax.core
+trace_state: Any = jax.core
+if VERSION >= (0, 10, 0):
+    trace_state = importlib.import_module("jax.extend.core")
 
 
 def check_release() -> None:
