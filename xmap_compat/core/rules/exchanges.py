@@ -35,6 +35,7 @@ from xmap_compat.core.values import (
     leading,
     merge_positional,
     move_positional,
+    moved_to_front,
     squeeze_positional,
     without,
 )
@@ -108,13 +109,7 @@ def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames)
     data = _jax.reshaped(value.data, (*before, *_sizes_of(factors), left, *after))
     mesh, local = view.factors_by_kind(names)
     front = [at + factors.index(factor) for factor in (*mesh, *local)]
-    return _with_first(data, front), mesh, local
-
-
-def _with_first(data, front):
-    """Data with some dimensions first, in this order."""
-    rest = [k for k in range(data.ndim) if k not in front]
-    return lax.transpose(data, (*front, *rest))
+    return moved_to_front(data, front), mesh, local
 
 
 def _merge_leading(data, count):
@@ -191,7 +186,7 @@ def _exchange(view, value, names, split):
         dimension_of[factor] = lead + value.dims.index(factor.name)
     sources = [dimension_of[factor] for factor in view.factors(names)]
     owners = range(len(mesh), lead)
-    data = _merge_leading(_with_first(data, [*sources, *owners]), len(sources))
+    data = _merge_leading(moved_to_front(data, [*sources, *owners]), len(sources))
     left = without(value.dims, _names_of(local))
     return NamedValue(data, (None, *_names_of(local), *left), value.names)
 
