@@ -324,10 +324,7 @@ def _is_inexact(aval):
 
 
 def _shard_map(params):
-    if VERSION >= (0, 10, 2):
-        mapped = params["newly_manual_axes"]
-    else:
-        mapped = params["manual_axes"]
+    mapped = params["newly_manual_axes" if VERSION >= (0, 10, 2) else "manual_axes"]
     mesh = params["mesh"]
     return ShardMap(
         body=params["jaxpr"],

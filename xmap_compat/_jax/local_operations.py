@@ -1,4 +1,4 @@
-"""Operations of one device whose types JAX does not find by itself, gathers and reshapes among them."""
+"""Operations of one device whose types JAX does not find, such as gathers and reshapes."""
 
 from __future__ import annotations
 

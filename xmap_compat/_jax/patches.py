@@ -1,5 +1,5 @@
-"""What takes the place of names, rules and options of JAX for a while: the one mechanism for it, and
-the patches that need JAX's private names.
+"""What takes the place of names, rules and options of JAX for a while: the one mechanism for it,
+and the patches that need JAX's private names.
 """
 
 from __future__ import annotations

@@ -94,8 +94,12 @@ def _without_hidden_frames(passed):
     return kept
 
 
-class _Context(type(contextlib.contextmanager(iter)(()))):  # type: ignore[misc]  # contextlib does not name it
-    __enter__ = api_boundary(type(contextlib.contextmanager(iter)(())).__enter__)
+# contextlib does not name it.
+_ContextManager: Any = type(contextlib.contextmanager(iter)(()))
+
+
+class _Context(_ContextManager):
+    __enter__ = api_boundary(_ContextManager.__enter__)
 
 
 def contextmanager(fun: Callable[..., Any]) -> Any:

@@ -22,7 +22,7 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
 
 
 def traced_as(shown: Any, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Let JAX's errors say that it traced ``shown``, the user's function, when it traces ``fun``."""
+    """Let JAX's errors say that it traced ``shown``, the user's function, and not ``fun``."""
     fun.__signature__ = inspect.signature(fun)  # type: ignore[attr-defined]
     fun.__wrapped__ = shown  # type: ignore[attr-defined]
     return fun

@@ -1,5 +1,5 @@
-"""The types of values: what varies over which mesh axes, explicit shardings, keys, and containers that
-hold a shape.
+"""The types of values: what varies over which mesh axes, explicit shardings, keys, and containers
+that hold a shape.
 """
 
 from __future__ import annotations

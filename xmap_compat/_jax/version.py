@@ -33,8 +33,8 @@ def check_release() -> None:
     """Raise unless this JAX is one that is supported."""
     if VERSION < FLOOR:
         raise ImportError(
-            f"xmap_compat needs jax >= {'.'.join(map(str, FLOOR))}, but found jax {jax.__version__}. "
-            "Upgrade it with: pip install -U 'jax>=0.9.0'"
+            f"xmap_compat needs jax >= {'.'.join(map(str, FLOOR))}, but found jax "
+            f"{jax.__version__}. Upgrade it with: pip install -U 'jax>=0.9.0'"
         )
 
 
@@ -45,8 +45,9 @@ def warn_if_untested() -> None:
     is_newer = VERSION[:3] > parse_version(NEWEST_TESTED)[:3]
     if is_newer and os.environ.get("XMAP_COMPAT_UNTESTED_JAX", "0") in ("", "0"):
         warnings.warn(
-            f"Found jax {RELEASE}; this xmap_compat is tested up to jax {NEWEST_TESTED}. Upgrade xmap_compat, or set "
-            "XMAP_COMPAT_UNTESTED_JAX=1 in the environment to turn this warning off",
+            f"Found jax {RELEASE}; this xmap_compat is tested up to jax {NEWEST_TESTED}. Upgrade "
+            "xmap_compat, or set XMAP_COMPAT_UNTESTED_JAX=1 in the environment to turn this "
+            "warning off",
             RuntimeWarning,
             stacklevel=2,
         )
