@@ -50,7 +50,7 @@ def bind_per_element(
     levels = view.local_names(names)
     if not levels:
         return bind_named(view, primitive, operands, params)
-    sizes = [view.placements[name].local_size for name in levels]
+    sizes = view.local_sizes(levels)
     flat = []
     for operand in operands:
         data = laid_out_over(view, operand, names).data

@@ -123,7 +123,7 @@ class _Uses:
         several uses.
         """
         together = {}
-        for axis in self.view.mesh_axes:
+        for axis in self.view.mesh_sizes:
             if all(axis in use for use in uses):
                 casts = [use[axis] for use in uses]
                 together[axis] = sum(filter(None, casts))

@@ -69,9 +69,13 @@ class NamedValue:
         return NamedValue(data, self.dims, self.names)
 
 
+def names_of_each(values: Iterable[NamedValue]) -> list[frozenset[AxisName]]:
+    return [value.names for value in values]
+
+
 def union_of_names(values: Iterable[NamedValue]) -> frozenset[AxisName]:
     """The axes that any of the values varies over."""
-    return frozenset().union(*(v.names for v in values))
+    return frozenset().union(*names_of_each(values))
 
 
 def as_array(data: Any) -> Any:

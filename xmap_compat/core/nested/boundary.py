@@ -27,7 +27,7 @@ def device_view(placed: PlacedCall) -> DeviceView:
     for axis, size in placed.body.mesh_axes.items():
         sizes[MeshAxis(axis.mesh_axis, taken_by.get(axis.mesh_axis))] = size
     placements = {name: p.on_mesh_axes() for name, p in placed.every_placement.items()}
-    return DeviceView(placements, tuple(sizes), sizes, nested=True)
+    return DeviceView(placements, sizes, nested=True)
 
 
 def take_part(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
