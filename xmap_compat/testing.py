@@ -143,8 +143,8 @@ def assignments(
       sizes: the named axes.
       mesh: a mesh, or a dictionary of the sizes of its axes.
       loops: axes that may be placed on serial loops too.
-      limit: the largest number, distributed evenly over all of them (always the same ones); None for
-        all.
+      limit: the largest number, distributed evenly over all of them (always the same ones); None
+        for all.
 
     Returns:
       Dictionaries for ``axis_resources``, without the empty one.
