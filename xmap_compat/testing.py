@@ -52,9 +52,9 @@ def check_assignments(
     """Run an xmapped function under many assignments of its axes to the mesh, and compare the
     results.
 
-    The ``axis_resources`` of the function and its ``donate_argnums`` are ignored.  An assignment gives
-    different mesh axes to different named axes; mesh axes that xmaps inside the function use are
-    left to them.
+    The ``axis_resources`` of the function and its ``donate_argnums`` are ignored.  An assignment
+    gives different mesh axes to different named axes; mesh axes that xmaps inside the function use
+    are left to them.
 
     Args:
       xmapped: the function that ``xmap`` returned.
