@@ -92,13 +92,15 @@ def check_assignments(
       ... def loss(w, x):
       ...     return jax.lax.pmean((x @ w) ** 2, "batch")
       >>> with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
-      ...     testing.check_assignments(loss, np.ones(2), np.ones((8, 2)), derivatives=True, limit=2)
+      ...     args = np.ones(2), np.ones((8, 2))
+      ...     testing.check_assignments(loss, *args, derivatives=True, limit=2)
       [{'batch': 'x'}, {'batch': ('x', 'y')}]
     """
     declared = declaration_of(xmapped)
     if declared is None:
         raise TypeError(
-            f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass xmap(...)"
+            f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass "
+            "xmap(...)"
         )
     compute = _value_and_derivatives if derivatives else _value
     with _mesh_context(mesh) as mesh:
@@ -157,7 +159,8 @@ def assignments(
     """
     if not isinstance(sizes, Mapping):
         raise TypeError(
-            f"assignments expects the sizes of the named axes, such as {{'i': 8}}, but got {sizes!r}"
+            f"assignments expects the sizes of the named axes, such as {{'i': 8}}, but got "
+            f"{sizes!r}"
         )
     shape = mesh if isinstance(mesh, Mapping) else mesh.shape
     every = list(_all_assignments(list(sizes.items()), dict(shape), frozenset(loops)))
@@ -252,7 +255,8 @@ def _mesh_context(mesh):
     if devices.size == 1:
         raise ValueError(
             "There is only one device, so all assignments would be the same. Set "
-            "XLA_FLAGS=--xla_force_host_platform_device_count=8 before JAX is imported, or pass a mesh"
+            "XLA_FLAGS=--xla_force_host_platform_device_count=8 before JAX is imported, or pass a "
+            "mesh"
         )
     return Mesh(devices, names)
 

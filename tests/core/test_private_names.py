@@ -173,7 +173,7 @@ LIBRARIES = re.findall(
     r"\S+",
     """
     os sys sysconfig warnings functools itertools copy time threading types inspect traceback contextlib importlib
-    os.path typing weakref
+    os.path re typing weakref
     """,
 )
 PYTHON = [

@@ -94,9 +94,12 @@ def _show_only_the_program(hook: Callable[..., Any]) -> None:
     runners = (_run_script.__code__, _run_module.__code__)
 
     def show(kind, error, traceback):
-        own = [entry for entry in _entries(traceback) if entry.tb_frame.f_code in runners]
-        error.__traceback__ = own[-1].tb_next if own else traceback
-        hook(kind, error, error.__traceback__)
+        shown = traceback
+        for entry in _entries(traceback):
+            if entry.tb_frame.f_code in runners:
+                shown = entry.tb_next
+        error.__traceback__ = shown
+        hook(kind, error, shown)
 
     sys.excepthook = show
 

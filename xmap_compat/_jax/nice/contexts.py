@@ -38,8 +38,9 @@ def push(mesh: jax.sharding.Mesh) -> Any:
 
 def replace(mesh: jax.sharding.Mesh, base: bool = False) -> Any:
     """Put a mesh in the place of the innermost mesh, or of the mesh outside of all contexts."""
+    made = thread_resources.env._replace(physical_mesh=mesh)
     at = 0 if base else -1
-    thread_resources.stack[at] = made = thread_resources.env._replace(physical_mesh=mesh)
+    thread_resources.stack[at] = made
     thread_resources.stack.append(thread_resources.stack[-1])
     pop()
     return made
