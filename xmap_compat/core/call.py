@@ -235,8 +235,6 @@ def _check_backend(backend, scope, placements):
 def _bind_results(declared, program, sizes):
     specs = declared.out_specs
     tree = jax.tree.unflatten(program.out_tree, program.out_types)
-    if specs == () and not program.out_types:
-        raise errors.no_results()
     if specs is None and tree is None and not declared.undeclared:
         raise _nothing_returned()
     if isinstance(specs, list) and isinstance(tree, tuple):
