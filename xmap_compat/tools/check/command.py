@@ -144,7 +144,7 @@ def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
     errors = [finding for finding in checked.findings if finding.gone.kind == table.ERROR]
     done = "rewritten" if write else "would be rewritten"
     summary = f"Files {done}: {len(fixed.contents)}, names left: {len(fixed.left)}."
-    print(*errors, *fixed.notes, *fixed.left, summary, NOT_SEEN, sep="\n")
+    print(*errors, *fixed.left, summary, NOT_SEEN, sep="\n")
     if fixed.left:
         return LEFT
     return FOUND if errors else CLEAN

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xmap_compat.tools.source.bindings import first_line, imported_names
+from xmap_compat.tools.source.bindings import IMPORTS, first_line, imported_names
 from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
 
@@ -92,24 +92,31 @@ def without_keyword(keyword: Any, lines: Sequence[str]) -> Edit:
     return Edit((top, len(kept)), (bottom, keyword.end_col_offset), "")
 
 
-def before_jax(tree: ast.Module, lines: Sequence[str]) -> list[Edit]:
-    """Add imports before the first import of JAX: a program may set options that JAX reads at its
-    import.
-    """
-    if not lines:
-        return []
-    first = _first_of_jax(tree)
-    at = first_line(first), first.col_offset
-    end = "; " if first.col_offset else "\n"
-    return [Edit(at, at, "".join(f"{line}{end}" for line in lines))]
+def beside(statement: ast.stmt, lines: Sequence[str], new: Iterable[str]) -> Edit:
+    """Add imports after an import, or before another statement."""
+    if not isinstance(statement, (*IMPORTS, ast.Try, ast.If)):
+        return before(statement, new)
+    line, column = replacing(statement, "").end
+    of_line = lines[line - 1].rstrip("\r").encode()
+    if not of_line[column:].partition(b"#")[0].strip():
+        column = len(of_line)
+    return Edit((line, column), (line, column), "".join(f"\n{each}" for each in new))
 
 
-def _first_of_jax(tree: ast.Module) -> ast.stmt:
+def before(statement: ast.stmt, new: Iterable[str]) -> Edit:
+    """Add statements before another."""
+    at = first_line(statement), statement.col_offset
+    end = "; " if statement.col_offset else "\n"
+    return Edit(at, at, "".join(f"{line}{end}" for line in new))
+
+
+def first_of_jax(tree: ast.Module) -> ast.stmt:
     """The first statement that imports JAX, or else the first one after the head of the file."""
     for statement in tree.body:
         for part in ast.walk(statement):
-            if any(meant.startswith(("jax", "xmap_")) for _, meant in imported_names(part)):
-                return statement
+            for _, meant in imported_names(part):
+                if meant.startswith(("jax", "xmap_")):
+                    return statement
     for statement in tree.body:
         is_future = getattr(statement, "module", "") == "__future__"
         if not isinstance(statement, ast.Expr) and not is_future:
