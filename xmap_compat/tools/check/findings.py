@@ -15,9 +15,11 @@ from typing import Any
 
 from xmap_compat.tools.check import checker, facts, guards, table
 from xmap_compat.tools.check.checker import Reported
-from xmap_compat.tools.check.facts import Facts
 from xmap_compat.tools.check.texts import Texts
 from xmap_compat.tools.source.reading import Program, read, source_files
+
+# What programs call JAX and its modules, also those that take them from other files.
+_NEAR_JAX = re.compile(r"\b(jax|jnp|lax|maps|np)\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +70,10 @@ class _Use:
 
     node: Any
     name: str
-    is_used: bool  # called, or asked for an attribute
-    at: tuple[int, int]
+    line: int
+    column: int
     guard: str
+    is_used: bool  # called, or asked for an attribute
 
 
 def check(
@@ -78,36 +81,22 @@ def check(
 ) -> Checked:
     """Read the files and folders of ``paths``, and find in them what JAX removed."""
     programs = tuple(read(path) for path in source_files(paths))
-    near = _near_jax(programs)
+    near = [program for program in programs if _NEAR_JAX.search(program.text)]
     reported = _reported(near)
     uses: dict[Path, list[_Use]] = {}
+    asked: set[str] = set()
     for program in progress(near):
-        uses[program.path] = list(_Reader(program).uses(reported[program.path]))
-    told = facts.ask({use.name for own in uses.values() for use in own})
+        uses[program.path] = list(_uses(program, reported[program.path]))
+        asked.update(use.name for use in uses[program.path])
+    release, lacking = facts.ask(asked)
     found: list[Finding] = []
     for program in programs:
-        found += _judged(program, uses.get(program.path, ()), told)
+        found += _judged(program, uses.get(program.path, ()), lacking, release)
         for line, column, message in program.errors:
             gone = table.Gone("cannot be read", table.ERROR, message)
             found.append(Finding(program.path, *program.where(line), column, gone))
     found.sort(key=lambda finding: (finding.path, finding.cell, finding.line, finding.column))
-    return Checked(programs, tuple(found), told.jax)
-
-
-def _near_jax(programs: Sequence[Program]) -> list[Program]:
-    """The programs that may ask JAX for something, also by a name of one that imports it."""
-    own = re.compile(r"\bfrom\s+jax|\bimport\b.*\bjax|__import__|import_module|\bmodules\b")
-    near = [program for program in programs if "jax" in program.text and own.search(program.text)]
-    if not near:
-        return []
-    stems = set()
-    for program in near:
-        is_package = program.path.stem == "__init__"
-        named = program.path.parent if is_package else program.path
-        stems.add(re.escape(named.stem))
-    any_stem = "|".join(sorted(stems))
-    taken = re.compile(rf"\b({any_stem})(\.|\s+import\b.*)(\b(jax|jnp|lax|maps|np)\b|\*)")
-    return [program for program in programs if program in near or taken.search(program.text)]
+    return Checked(programs, tuple(found), release)
 
 
 def _reported(programs: Iterable[Program]) -> dict[Path, list[Reported]]:
@@ -131,98 +120,95 @@ def _reported(programs: Iterable[Program]) -> dict[Path, list[Reported]]:
 
 
 def _root_of(path: Path) -> Path:
-    """Where a file's own modules are imported from: the first folder above it that is no
-    package.
-    """
-    return next(above for above in path.parents if not (above / "__init__.py").exists())
+    """Where a file's modules are imported from: the first folder above it that is no package."""
+    folder = path.parent
+    while (folder / "__init__.py").exists():
+        folder = folder.parent
+    return folder
 
 
-class _Reader:
-    """The uses in one program."""
-
-    def __init__(self, program: Program):
-        self._names = Texts(program.tree)
-        self._lines = program.text.split("\n")
-        self._attributes = [n for n in self._names.nodes if isinstance(n, ast.Attribute)]
-
-    def uses(self, reported: Iterable[Reported]) -> Iterator[_Use]:
-        own = self._put_into_jax()
-        for node, name in [*self._of_checker(reported), *self._names.asked()]:
-            is_array = name.startswith("jax.Array.")
-            if name not in own and (name in table.ARRAY or not is_array):
-                yield self._use(node, name)
-
-    def _put_into_jax(self) -> set[str]:
-        """The names that the program itself puts into JAX."""
-        own = set()
-        for node in self._names.nodes:
-            is_stored = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
-            is_set = isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr"
-            if is_stored or is_set:
-                own.add(self._names.dotted(node))
-        return own
-
-    def _of_checker(self, reported: Iterable[Reported]) -> Iterator[tuple[ast.AST, str]]:
-        by_end = {(node.end_lineno, node.end_col_offset): node for node in self._attributes}
-        for report in reported:
-            before = self._lines[report.line - 1][: report.column - 1]
-            node = by_end.get((report.line, len(before.encode())))
-            if node is not None:
-                yield node, report.name
-
-    def _use(self, node: Any, name: str) -> _Use:
-        line = node.lineno
-        column = node.col_offset
-        if isinstance(node, ast.Attribute):  # where its name stands
-            line = node.end_lineno or 0
-            column = (node.end_col_offset or 0) - len(node.attr.encode())
-        before = self._lines[line - 1].encode()[:column].decode(errors="replace")
-        parent = self._names.parents.get(node)
-        users = (getattr(parent, "func", None), getattr(parent, "value", None))
-        is_used = "(" in name or node in users
-        guard = guards.guard_of(self._names, node, name, _error_of(node, name, parent))
-        return _Use(node, name, is_used, (line, len(before) + 1), guard)
+def _uses(program: Program, reported: Iterable[Reported]) -> Iterator[_Use]:
+    """The names that a program asks JAX for."""
+    names = Texts(program.tree)
+    lines = program.text.split("\n")
+    by_end: dict[Any, ast.AST] = {}
+    put_there = set()  # by the program itself, into JAX
+    for node in names.nodes:
+        is_set = isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr"
+        if isinstance(node, ast.Attribute):
+            by_end[node.end_lineno, node.end_col_offset] = node
+            is_set = not isinstance(node.ctx, ast.Load)
+        if is_set:
+            put_there.add(names.dotted(node))
+    asked = list(names.asked())
+    for each in reported:
+        before = lines[each.line - 1][: each.column - 1]
+        node_there = by_end.get((each.line, len(before.encode())))
+        if node_there is not None:
+            asked.append((node_there, each.name))
+    for node, name in asked:
+        is_of_another_array = name.startswith("jax.Array.") and name not in table.ARRAY
+        if name not in put_there and not is_of_another_array:
+            yield _use(names, lines, node, name)
 
 
-def _error_of(node: ast.AST, name: str, parent: ast.AST | None) -> type[Exception]:
+def _use(names: Texts, lines: Sequence[str], node: Any, name: str) -> _Use:
+    line = node.lineno
+    start = node.col_offset
+    if isinstance(node, ast.Attribute):  # where its name stands
+        line = node.end_lineno or 0
+        start = (node.end_col_offset or 0) - len(node.attr.encode())
+    before = lines[line - 1].encode()[:start].decode(errors="replace")
+    parent = names.parents.get(node)
+    is_called = getattr(parent, "func", None) is node
+    is_asked = getattr(parent, "value", None) is node
+    return _Use(
+        node=node,
+        name=name,
+        line=line,
+        column=len(before) + 1,
+        guard=guards.guard_of(names, node, name, _error_of(node, name)),
+        is_used="(" in name or is_called or is_asked,
+    )
+
+
+def _error_of(node: Any, name: str) -> type[Exception]:
     """What Python raises where a name is gone."""
-    if isinstance(node, ast.Attribute):
-        return AttributeError
     if "(" in name:
         return TypeError
-    if isinstance(parent, ast.ImportFrom) and parent.module not in table.MODULES:
-        return ImportError
+    if isinstance(node, ast.Attribute):
+        return AttributeError
     is_import = isinstance(node, (ast.alias, ast.ImportFrom))
-    if is_import or "import" in ast.unparse(getattr(node, "func", node)):
-        return ModuleNotFoundError
+    if is_import or "import" in ast.unparse(node):
+        is_of_module = {name, name.rpartition(".")[0]} & table.MODULES.keys()
+        return ModuleNotFoundError if is_of_module else ImportError
     return AttributeError
 
 
-def _judged(program: Program, uses: Iterable[_Use], told: Facts) -> Iterator[Finding]:
+def _judged(
+    program: Program, uses: Iterable[_Use], lacking: set[str], jax: str
+) -> Iterator[Finding]:
     """The uses of what this JAX lacks, each place once."""
-    lacking: set[str] = set()
-    by_place = {(use.at, use.name): use for use in uses}
-    for use in sorted(by_place.values(), key=lambda use: use.at):
-        gone = _gone(use.name, told)
-        if gone is None:
+    found: set[str] = set()
+    by_place = {(use.line, use.column, use.name): use for use in uses}
+    for _, use in sorted(by_place.items()):
+        gone = table.known(use.name)
+        is_keyword_of_table = gone is not None and "(" in use.name
+        if use.name not in lacking and not is_keyword_of_table:
             continue
-        lacking.add(use.name)
+        found.add(use.name)
         owner = use.name.rpartition(".")[0]
         is_attribute = isinstance(use.node, ast.Attribute)
-        if is_attribute and owner in lacking and owner not in table.MODULES:
+        if is_attribute and owner in found and owner not in table.MODULES:
             continue  # a part of what is found already
-        place = (program.path, *program.where(use.at[0]), use.at[1])
+        gone = gone or table.unknown(use.name, jax)
         helps = gone.kind == table.RESTORED or (gone.kind == table.REFUSED and not use.is_used)
-        dies = not (use.guard or helps)
-        yield Finding(*place, gone, use.node, dies, use.guard)
-
-
-def _gone(name: str, told: Facts) -> table.Gone | None:
-    """What was removed; None if this JAX has it."""
-    is_known_keyword = "(" in name and name in table.ALL
-    if name not in told.lacking and not is_known_keyword:
-        return None
-    known = table.known(name)
-    if known is None and name not in told.lacking_installed:
-        known = table.Gone(name, table.RESTORED, table.INSTALL)
-    return known or table.unknown(name, told.jax)
+        yield Finding(
+            program.path,
+            *program.where(use.line),
+            use.column,
+            gone,
+            node=use.node,
+            dies=not (use.guard or helps),
+            guard=use.guard,
+        )

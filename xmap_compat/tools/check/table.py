@@ -111,4 +111,6 @@ def known(name: str) -> Gone | None:
 
 def unknown(name: str, jax: str) -> Gone:
     """A name that this JAX lacks and no table has."""
+    if name in (*removed.OPTIONS, *removed.XMAP_OPTIONS):
+        return Gone(name, RESTORED, INSTALL)
     return Gone(name, GONE, why_not_restored(name) or f"jax {jax} has nothing of that name")
