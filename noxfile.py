@@ -78,7 +78,7 @@ def full(session, jax):
 def mutants(session):
     """Edits of the package that a test must find, on the newest JAX: a random 200, or ``-- --changed BASE``.
 
-    The first run records which tests call which functions, as long as the quick tests take; an edit takes 10 seconds.
+    The first run records which tests execute which lines, as long as the quick tests take; an edit takes 3 seconds.
     """
     session.install("-e", ".[test]", "-c", str(NEWEST))
     if not Path(".pytest_cache/reach.json").exists():

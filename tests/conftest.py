@@ -1,4 +1,4 @@
-"""Eight fake CPU devices and quick compilation, set before JAX is imported; and which tests are left out.
+"""Which tests are left out, and what all of them share.
 
 ``slow`` marks what takes long and finds little that a quick test does not.  ``sampled`` marks a test of many
 combinations: some of them, in which each value of each parameter occurs, are quick, and the others are slow;
@@ -11,34 +11,11 @@ import faulthandler
 import functools
 import gc
 import os
-import pathlib
 import textwrap
 
-import jaxlib
+from environment import set_up
 
-# Programs here are small and run once: optimizing them takes most of the time.  XLA ends the process where it does not
-# know a flag, and jaxlib 0.11 has no other emitters any more.
-_QUICKLY = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
-if jaxlib.version.__version_info__ < (0, 11):
-    _QUICKLY.append("--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join(
-    [*_QUICKLY, os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
-)
-# On request, the GPU that is there instead (test_kernels.py), with the CPUs beside it.
-if "XMAP_COMPAT_GPU" not in os.environ:
-    os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XMAP_COMPAT_UNTESTED_JAX"] = "1"  # which is what a run on a newer JAX finds out
-os.environ["COLUMNS"] = "100"  # plans fit the terminal
-
-# Compiling takes most of the time of a run, so what an earlier run has compiled is read.  Keys hold the program, the
-# flags and the versions.
-_CACHE = {"COMPILATION_CACHE_DIR": pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"}
-_CACHE |= {"PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0, "PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1}
-_CACHE |= {
-    "COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": True
-}  # which programs of other processes read
-for _name, _value in _CACHE.items():
-    os.environ.setdefault(f"JAX_{_name}", str(_value))
+set_up()
 
 import jax
 import numpy as np

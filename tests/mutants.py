@@ -1,56 +1,77 @@
 """Edits of the package that a test must find: made from its syntax trees, not pinned to its texts.
 
-    python tests/mutants.py --record          which tests call which functions (as long as the quick tests)
+    python tests/mutants.py --record          which tests execute which lines: runs the quick tests
     python tests/mutants.py --sample 200      a random 200 of all edits
-    python tests/mutants.py --changed BASE    the edits of the functions that differ from the commit BASE
-    python tests/mutants.py --named           those of ``NAMED``
+    python tests/mutants.py --changed BASE    those of functions that differ from the commit BASE,
+                                              at most 300, by chance
+    python tests/mutants.py --named           those that have a reason (``named_mutants.py``)
     python tests/mutants.py --only TEXT       those whose name contains TEXT
-    python tests/mutants.py --found FILE      those that a list says were found before: none may survive
+    python tests/mutants.py --found FILE      those that a list says were found: none may survive
 
-An edit is called ``core/placement.py::place::negate::2``: the file, the function, the operator, and which of the
-operator's places in that function.  Each is made in a copy of the repository, in which the tests that call the function
-run until one fails.  ``--keep FILE`` adds what is found by which test to a
-list.
+An edit is called ``core/placement.py::place_axes::negate::3fa9c1``: the file, the function, the
+operator, and a hash of the expression and of what takes its place, so that it is found again after
+the function has moved.  Each is made in a copy of the repository, in which the tests that execute
+its lines run until one fails, in a fork of a process that has imported JAX (two or three seconds).
+``--keep FILE`` writes a list: each edit with the test that finds it.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import collections
 import concurrent.futures
+import contextlib
 import copy
 import dataclasses
+import functools
+import hashlib
+import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import random
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
 from collections.abc import Callable, Iterator
+
+from named_mutants import NAMED, Named
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "xmap_compat"
 REACH = ROOT / ".pytest_cache" / "reach.json"
-# What edits are made of: everything that decides a result; views and words have tests of their own texts.
+# What edits are made of: everything that decides a result.
 SUBJECTS = [
     *("core", "_jax", "legacy", "braces.py", "einsum_spec.py", "random.py", "numpy.py", "lax.py"),
     *("api.py", "xmapped.py", "tools/leave", "tools/check", "tools/source"),
 ]
-# An edit changes few programs: what the tests here have compiled is read (tests/conftest.py).
-COMPILED = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "xla")}
-MOST_TESTS = 25
-TIMEOUT = 240.0
+MOST_CHANGED = 300  # ten minutes
+MOST_FILES = 12  # a file takes time to import
+MOST_TESTS = 80
+AT_ONCE = 8
+FEW_LINES = 30
+SECONDS = 10.0  # of one core, after which no more tests are tried
+TOO_MANY_SECONDS = 60
+WAITING_SECONDS = 300.0
+FORK = multiprocessing.get_context("fork")
 
 
 # ------------------------------------------------------------------------------- operators
 
-Operator = Callable[[ast.AST], Iterator[ast.AST]]
+# Pairs: an expression, and what takes its place.
+Edited = Iterator[tuple[ast.AST, ast.AST]]
+Operator = Callable[[ast.AST], Edited]
 
 
-def negate(node: ast.AST) -> Iterator[ast.AST]:
+def negate(node: ast.AST) -> Edited:
     """A condition becomes its opposite."""
     if isinstance(node, (ast.If, ast.IfExp, ast.While)):
         test = node.test
@@ -58,84 +79,96 @@ def negate(node: ast.AST) -> Iterator[ast.AST]:
         test = node.ifs[0]
     else:
         return
-    yield _replaced(test, ast.UnaryOp(ast.Not(), test))
+    yield test, ast.UnaryOp(ast.Not(), test)
 
 
-def swap(node: ast.AST) -> Iterator[ast.AST]:
-    """The operands of an operation that does not commute, or the first two arguments of a call, change places."""
+def swap(node: ast.AST) -> Edited:
+    """The operands of an operation that does not commute, or the first two arguments of a call,
+    change places.
+    """
     if isinstance(node, ast.BinOp) and isinstance(
         node.op, (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod)
     ):
-        yield _replaced(node, ast.BinOp(node.right, node.op, node.left))
+        yield node, ast.BinOp(node.right, node.op, node.left)
     if isinstance(node, ast.Call) and len(node.args) >= 2 and not _starred(node.args[:2]):
         first, second, *others = node.args
-        yield _replaced(node, ast.Call(node.func, [second, first, *others], node.keywords))
+        yield node, ast.Call(node.func, [second, first, *others], node.keywords)
 
 
-def drop(node: ast.AST) -> Iterator[ast.AST]:
-    """A list, a tuple, a set, or a chain of ``and`` or ``or`` loses its last part."""
-    if isinstance(node, (ast.List, ast.Tuple, ast.Set)) and len(node.elts) >= 2 and _is_read(node):
-        fewer = copy.copy(node)
-        fewer.elts = node.elts[:-1]
-        yield _replaced(node, fewer)
+def drop(node: ast.AST) -> Edited:
+    """A list, a tuple or a set loses its last part, a chain of ``and`` or ``or`` one of them."""
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)) and _is_read(node):
+        is_index = any(isinstance(element, ast.Slice) for element in node.elts)
+        if len(node.elts) >= 2 and not is_index:
+            fewer = copy.copy(node)
+            fewer.elts = node.elts[:-1]
+            yield node, fewer
     if isinstance(node, ast.BoolOp):
         for left_out in range(len(node.values)):
             kept = [value for k, value in enumerate(node.values) if k != left_out]
-            yield _replaced(node, kept[0] if len(kept) == 1 else ast.BoolOp(node.op, kept))
+            yield node, kept[0] if len(kept) == 1 else ast.BoolOp(node.op, kept)
 
 
-def branch(node: ast.AST) -> Iterator[ast.AST]:
+def branch(node: ast.AST) -> Edited:
     """A conditional expression takes one of its branches always."""
     if isinstance(node, ast.IfExp):
-        yield _replaced(node, node.body)
-        yield _replaced(node, node.orelse)
+        yield node, node.body
+        yield node, node.orelse
 
 
-def union(node: ast.AST) -> Iterator[ast.AST]:
+def union(node: ast.AST) -> Edited:
     """A union becomes an intersection, and the other way round; ``and`` becomes ``or``."""
     other = {ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr, ast.And: ast.Or, ast.Or: ast.And}
     if isinstance(node, ast.BinOp) and type(node.op) in other:
-        yield _replaced(node, ast.BinOp(node.left, other[type(node.op)](), node.right))
+        yield node, ast.BinOp(node.left, other[type(node.op)](), node.right)
     if isinstance(node, ast.BoolOp):
-        yield _replaced(node, ast.BoolOp(other[type(node.op)](), node.values))
+        yield node, ast.BoolOp(other[type(node.op)](), node.values)
 
 
-def shift(node: ast.AST) -> Iterator[ast.AST]:
+def shift(node: ast.AST) -> Edited:
     """A number is one larger, a comparison lets the other side of its bound in."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
-        yield _replaced(node, ast.Constant(node.value + 1))
+        yield node, ast.Constant(node.value + 1)
     bounds = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
     if isinstance(node, ast.Compare) and type(node.ops[0]) in bounds:
         ops = [bounds[type(node.ops[0])](), *node.ops[1:]]
-        yield _replaced(node, ast.Compare(node.left, ops, node.comparators))
+        yield node, ast.Compare(node.left, ops, node.comparators)
 
 
-def default(node: ast.AST) -> Iterator[ast.AST]:
+def default(node: ast.AST) -> Edited:
     """A call leaves out a keyword argument."""
     if isinstance(node, ast.Call):
         for left_out in node.keywords:
             kept = [keyword for keyword in node.keywords if keyword is not left_out]
             if left_out.arg is not None:
-                yield _replaced(node, ast.Call(node.func, node.args, kept))
+                yield node, ast.Call(node.func, node.args, kept)
 
 
-def opposite(node: ast.AST) -> Iterator[ast.AST]:
+def opposite(node: ast.AST) -> Edited:
     """``in`` becomes ``not in``, ``is`` becomes ``is not``, equal becomes different."""
     others = {ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
     others |= {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
     if isinstance(node, ast.Compare) and type(node.ops[0]) in others:
         ops = [others[type(node.ops[0])](), *node.ops[1:]]
-        yield _replaced(node, ast.Compare(node.left, ops, node.comparators))
+        yield node, ast.Compare(node.left, ops, node.comparators)
 
 
-OPERATORS: list[Operator] = [negate, swap, drop, branch, union, shift, default, opposite]
+def unwrap(node: ast.AST) -> Edited:
+    """A call becomes its first argument."""
+    left_alone = (ast.Starred, ast.Constant, ast.JoinedStr)
+    if isinstance(node, ast.Call) and node.args and not isinstance(node.args[0], left_alone):
+        yield node, node.args[0]
 
 
-def _replaced(old: ast.AST, new: ast.AST) -> ast.AST:
-    """A new node that knows where the old one stands."""
-    new = copy.copy(new)
-    new.place = (old.lineno, old.col_offset, old.end_lineno, old.end_col_offset)  # type: ignore[attr-defined]
-    return new
+def omit(node: ast.AST) -> Edited:
+    """A call that is a statement is left out."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield node, ast.Constant(None)
+
+
+OPERATORS: list[Operator] = [
+    *(negate, swap, drop, branch, union, shift, default, opposite, unwrap, omit),
+]
 
 
 def _starred(nodes: list[ast.expr]) -> bool:
@@ -154,14 +187,16 @@ class Edit:
     """One edit.
 
     Attributes:
-      name: ``core/placement.py::place::negate::2``.
+      name: ``core/placement.py::place_axes::negate::3fa9c1``.
       place: first line and column, last line and column (bytes, as ``ast`` has them).
       text: what stands there afterwards.
+      found_by: the test that found it, if a list says so.
     """
 
     name: str
-    place: tuple[int, int, int, int]
-    text: str
+    place: tuple[int, int, int, int] = (0, 0, 0, 0)
+    text: str = ""
+    found_by: str = ""
 
     @property
     def file(self) -> str:
@@ -169,13 +204,22 @@ class Edit:
 
     @property
     def function(self) -> str:
-        """As the record of what tests call has it: ``core.placement:place``."""
-        file, function, _, _ = self.name.split("::")
-        return f"{file.removesuffix('.py').replace('/', '.')}:{function}"
+        return self.name.split("::")[1]
+
+    @property
+    def operator(self) -> str:
+        return self.name.split("::")[2]
+
+    @property
+    def change(self) -> str:
+        """Its operator and hash, wherever it is."""
+        return self.name.split("::", 2)[2]
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    """The functions of a file and the methods of its classes, each with its qualified name; inner ones are in them."""
+    """The functions of a file and the methods of its classes, by their qualified names; inner
+    functions are part of them.
+    """
 
     def below(node, prefix):
         for child in ast.iter_child_nodes(node):
@@ -194,21 +238,28 @@ def edits_of(source: str, file: str) -> Iterator[Edit]:
 
 
 def edits_of_function(function: ast.AST, prefix: str) -> Iterator[Edit]:
-    annotations = {id(node) for node in _annotations(function)}
-    counts = dict.fromkeys((operator.__name__ for operator in OPERATORS), 0)
+    left_alone = {id(node) for node in _annotations(function)}
+    times: collections.Counter[str] = collections.Counter()
     for node in ast.walk(function):
-        if id(node) in annotations:
+        if id(node) in left_alone:
             continue
         for operator in OPERATORS:
-            for new in operator(node):
-                number = counts[operator.__name__]
-                counts[operator.__name__] += 1
+            for old, new in operator(node):
                 text = f"({ast.unparse(new)})"
-                yield Edit(f"{prefix}::{operator.__name__}::{number}", new.place, text)  # type: ignore[attr-defined]
+                change = f"{ast.unparse(old)} -> {text}"
+                digest = hashlib.blake2s(change.encode(), digest_size=3).hexdigest()
+                name = f"{prefix}::{operator.__name__}::{digest}"
+                times[name] += 1
+                if times[name] > 1:
+                    name += f".{times[name]}"
+                place = (old.lineno, old.col_offset, old.end_lineno, old.end_col_offset)
+                yield Edit(name, place, text)
 
 
 def _annotations(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of types, which no test can find, and the parts of f-strings, which have no text of their own."""
+    """The nodes of types, which no test can find, and the parts of f-strings, which have no place
+    in the text.
+    """
     for node in ast.walk(function):
         types = [getattr(node, "annotation", None), getattr(node, "returns", None)]
         if isinstance(node, ast.JoinedStr):
@@ -240,59 +291,27 @@ def all_edits() -> list[Edit]:
     for path in subjects():
         file = path.relative_to(PACKAGE).as_posix()
         source = path.read_text()
-        for edit in edits_of(source, file):
-            if _compiles(made(source, edit)):
-                found.append(edit)
+        found += edits_of(source, file)
     return found
-
-
-def _compiles(source: str) -> bool:
-    try:
-        ast.parse(source)
-    except SyntaxError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------------------------ named
 
 
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """An edit with a reason: the first of an operator on a function whose node mentions all of some names.
-
-    Attributes:
-      reason: what breaks.
-      function: ``core/placement.py::place``.
-      operator: the name of one of ``OPERATORS``.
-      mentions: identifiers and attributes that the edited node contains.
-    """
-
-    reason: str
-    function: str
-    operator: str
-    mentions: frozenset[str]
-
-
-def named(reason: str, function: str, operator: str, *mentions: str) -> Named:
-    return Named(reason, function, operator, frozenset(mentions))
-
-
-NAMED: list[Named] = []
-
-
-def edit_of(query: Named) -> Edit | None:
-    """The edit that a query finds: that of the smallest node; None if the code has moved on."""
-    path = PACKAGE / query.function.split("::")[0]
-    source = path.read_text() if path.exists() else ""
-    candidates = []
-    for edit in edits_of(source, query.function.split("::")[0]):
-        _, function, operator, _ = edit.name.split("::")
-        is_there = query.function.endswith(f"::{function}") and operator == query.operator
-        before = text_at(source, edit.place)
-        if is_there and query.mentions <= words(before):
-            candidates.append((len(before), edit))
-    return min(candidates, key=lambda found: found[0])[1] if candidates else None
+def edits_found(query: Named) -> list[Edit]:
+    """The edits of the smallest expression that a query finds: one, or the code has moved on."""
+    found = []
+    for path in subjects():
+        source = path.read_text()
+        if f"def {query.function.rpartition('.')[2]}(" not in source:
+            continue
+        for edit in edits_of(source, path.relative_to(PACKAGE).as_posix()):
+            before = text_at(source, edit.place)
+            is_of_query = (edit.function, edit.operator) == (query.function, query.operator)
+            if is_of_query and query.mentions <= words(before):
+                found.append((len(before), edit))
+    smallest = min((length for length, _ in found), default=0)
+    return [edit for length, edit in found if length == smallest]
 
 
 def text_at(source: str, place: tuple[int, int, int, int]) -> str:
@@ -307,6 +326,11 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text))
 
 
+def parts_of(path: str) -> set[str]:
+    """``{"tools", "leave", "edits", "py"}`` of ``tools/leave_edits.py``."""
+    return set(re.findall(r"[a-z]+", path))
+
+
 # --------------------------------------------------------------------------------- choosing
 
 
@@ -319,8 +343,7 @@ def changed_since(base: str) -> list[Edit]:
         before = _functions_at(base, path)
         for name, function in functions(ast.parse(now)):
             if before.get(name) != ast.dump(function):
-                edits = edits_of_function(function, f"{file}::{name}")
-                chosen += [edit for edit in edits if _compiles(made(now, edit))]
+                chosen += edits_of_function(function, f"{file}::{name}")
     return chosen
 
 
@@ -332,122 +355,268 @@ def _functions_at(commit: str, path: pathlib.Path) -> dict[str, str]:
     return {name: ast.dump(function) for name, function in functions(ast.parse(done.stdout))}
 
 
-def read_found(path: pathlib.Path) -> dict[str, str]:
-    """``{edit: the test that found it}``; an edit that survived has a dash."""
-    found = {}
+def found_before(path: pathlib.Path, edits: list[Edit]) -> list[Edit]:
+    """The edits that a list says a test has found, where they are now."""
+    by_name = {edit.name: edit for edit in edits}
+    by_change = {edit.change: edit for edit in edits}
+    still_there = []
     for line in path.read_text().splitlines():
-        if line and not line.startswith("#"):
-            name, _, test = line.partition("  ")
-            found[name] = test
-    return found
+        name, _, test = line.partition("  ")
+        edit = by_name.get(name, by_change.get(Edit(name).change))
+        if edit is not None and not test.startswith("-"):
+            still_there.append(dataclasses.replace(edit, found_by=test))
+    return still_there
+
+
+# --------------------------------------------------------------------------- tests of edits
+
+
+class Reach:
+    """Which tests execute which lines, and how long they take.
+
+    Attributes:
+      sources: ``{file: its text when that was recorded}``.
+      seconds: ``{test: how long it takes}``.
+      lines: ``{file: {test: lines}}``, where bit ``k`` of the number ``lines`` is line ``k``.
+      size: ``{test: how many lines of all files}``.
+    """
+
+    def __init__(self, recorded: dict, tests: set[str]):
+        self.sources: dict[str, str] = recorded["sources"]
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[str, dict[str, int]] = {file: {} for file in self.sources}
+        self.size: dict[str, int] = {}
+        for test in tests & recorded["tests"].keys():
+            self.seconds[test], files = recorded["tests"][test]
+            self.size[test] = 0
+            for file, digits in files.items():
+                lines = int(digits, 16)
+                self.lines[file][test] = lines
+                self.size[test] += lines.bit_count()
+
+    def tests_of(self, edit: Edit) -> list[str]:
+        """The tests that execute an edit's lines, quick and specific ones first."""
+        wanted = 0
+        for line in self.lines_of(edit):
+            wanted |= 1 << line
+        executed = self.lines.get(edit.file, {})
+        found = [test for test, lines in executed.items() if lines & wanted]
+        if not found:
+            found = self.tests_elsewhere(edit)
+        found.sort(key=lambda test: self.seconds[test] * self.size[test])
+        return spread(found)
+
+    def tests_elsewhere(self, edit: Edit) -> list[str]:
+        """The tests that execute little of the package in their own process, perhaps much of it in
+        another one, and whose names have most words in common with the path of the edit.
+        """
+        common = {}
+        for test, size in self.size.items():
+            if size < FEW_LINES:
+                common[test] = len(parts_of(edit.file) & parts_of(test))
+        most = max(common.values(), default=0)
+        return [test for test, count in common.items() if count == most > 0]
+
+    def lines_of(self, edit: Edit) -> range:
+        """The lines of an edit's statement; those of its function, if the file has changed since,
+        or if the edit is in the head of the function.
+        """
+        recorded = self.sources.get(edit.file, "")
+        if recorded == (PACKAGE / edit.file).read_text():
+            statement = statement_at(recorded, edit.place)
+            if not isinstance(statement, ast.FunctionDef):
+                body = getattr(statement, "body", None)
+                is_in_head = body and edit.place[2] < body[0].lineno
+                end = body[0].lineno if is_in_head else statement.end_lineno + 1
+                return range(statement.lineno, end)
+        function = dict(functions(ast.parse(recorded))).get(edit.function)
+        return range(function.lineno, function.end_lineno + 1) if function else range(10_000)
+
+
+def statement_at(source: str, place: tuple[int, int, int, int]) -> ast.stmt:
+    """The innermost statement around a place."""
+    around = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.stmt) and node.lineno <= place[0] and place[2] <= node.end_lineno
+    ]
+    return min(around, key=lambda node: node.end_lineno - node.lineno)
+
+
+def spread(tests: list[str]) -> list[str]:
+    """The first test of each file in turn, as tests of one file find the same."""
+    by_file: dict[str, list[str]] = {}
+    for test in tests:
+        by_file.setdefault(test.partition("::")[0], []).append(test)
+    chosen: list[str] = []
+    for row in itertools.zip_longest(*itertools.islice(by_file.values(), MOST_FILES)):
+        chosen += filter(None, row)
+    return chosen[:MOST_TESTS]
+
+
+def record() -> None:
+    """Run the quick tests, and write down which lines each executes."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "XMAP_COMPAT_REACH": f"{folder}/reach.json"}
+        options = ["-p", "reach", "-q", "-n", "2"]
+        subprocess.run(
+            [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environment, check=False
+        )
+        tests: dict[str, list] = {}
+        for part in pathlib.Path(folder).iterdir():
+            tests |= json.loads(part.read_text())
+    files = PACKAGE.rglob("*.py")
+    sources = {file.relative_to(PACKAGE).as_posix(): file.read_text() for file in files}
+    REACH.parent.mkdir(exist_ok=True)
+    REACH.write_text(json.dumps({"sources": sources, "tests": tests}))
+    print(f"{len(tests)} tests in {REACH}")
 
 
 # ---------------------------------------------------------------------------------- running
 
 
-def tests_by_function() -> dict[str, list[str]]:
-    """For each function the tests that call it, those first that call the fewest functions."""
+class Workplace:
+    """A copy of the repository, and a process that has imported JAX, but nothing of ours: its forks
+    run tests, and each imports the package of the copy anew.
+    """
+
+    def __init__(self, root: pathlib.Path):
+        self.root = root
+        left_out = shutil.ignore_patterns(".git", ".*cache", ".hypothesis", "__pycache__", ".venv*")
+        shutil.copytree(ROOT, root, ignore=left_out)
+        sys.path[:0] = [str(root), str(root / "tests" / "helpers")]
+        os.environ["PYTHONPATH"] = str(root)
+        os.chdir(root)
+        from environment import set_up
+
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
+        set_up()
+        with warnings.catch_warnings(action="ignore"):
+            for name in ["jax.numpy", "hypothesis", "pytest"]:
+                __import__(name)
+        # All files are compiled once: only an edited one is newer than its code.
+        self.tests = set(self.forked(collected))
+        sys.dont_write_bytecode = True
+
+    def outcome(self, edit: Edit, tests: list[str]) -> str:
+        """The test that finds an edit, or ``-``."""
+        if not tests:
+            return "- (no test executes it)"
+        file = self.root / "xmap_compat" / edit.file
+        original = PACKAGE / edit.file
+        file.write_text(made(original.read_text(), edit))
+        try:
+            return self.forked(first_failure, tests)
+        finally:
+            shutil.copy2(original, file)
+
+    def forked(self, function, *args):
+        """What a function returns in a fork of this process."""
+        receiver, sender = FORK.Pipe(duplex=False)
+        process = FORK.Process(target=_in_fork, args=(sender, function, *args))
+        process.start()
+        sender.close()
+        try:
+            return receiver.recv() if receiver.poll(WAITING_SECONDS) else "the tests wait forever"
+        except EOFError:
+            return "the process ended, or used too much time"
+        finally:
+            _kill_group(process.pid)
+            process.join()
+
+
+def _in_fork(sender, function, *args):
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (TOO_MANY_SECONDS, TOO_MANY_SECONDS))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    sender.send(function(*args))
+    os._exit(0)
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+class Watcher:
+    """A plugin of pytest that knows the tests and the first failure."""
+
+    failed = ""
+    tests: tuple[str, ...] = ()
+
+    def pytest_collection_finish(self, session):
+        self.tests = tuple(item.nodeid for item in session.items)
+
+    def pytest_collectreport(self, report):
+        self.pytest_runtest_logreport(report)
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+
+def _watched(*arguments: str) -> tuple[Watcher, int]:
+    import pytest
+
+    watcher = Watcher()
+    options = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    options += ["-W", "ignore:Module already imported"]  # hypothesis
+    return watcher, int(pytest.main([*options, *arguments], plugins=[watcher]))
+
+
+def collected() -> tuple[str, ...]:
+    watcher, _ = _watched("--collect-only")
+    return watcher.tests
+
+
+def first_failure(tests: list[str]) -> str:
+    """A test that fails, or ``-``: a few at a time, as long as there is time."""
+    start = time.process_time()
+    for first in range(0, len(tests), AT_ONCE):
+        watcher, code = _watched("-x", *tests[first : first + AT_ONCE])
+        if code:
+            return watcher.failed or f"pytest ended with {code}"
+        if time.process_time() - start > SECONDS:
+            break
+    return "-"
+
+
+@functools.cache
+def workplace(folder: str) -> Workplace:
+    return Workplace(pathlib.Path(folder) / str(os.getpid()))
+
+
+@functools.cache
+def reach(folder: str) -> Reach:
     if not REACH.exists():
         raise SystemExit(f"there is no {REACH}: run `python tests/mutants.py --record` first")
-    calls = json.loads(REACH.read_text())
-    by_function: dict[str, list[str]] = {}
-    for test in sorted(calls, key=lambda test: len(calls[test])):
-        for function in calls[test]:
-            by_function.setdefault(function, []).append(test)
-    return by_function
+    return Reach(json.loads(REACH.read_text()), workplace(folder).tests)
 
 
-def record() -> None:
-    """Run the quick tests, and write down which functions each calls."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "XMAP_COMPAT_REACH": f"{folder}/reach.json"}
-        options = ["-p", "reach", "-q", "-n", "2", "-p", "no:randomly"]
-        subprocess.run(
-            [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environment, check=False
-        )
-        calls: dict[str, list[str]] = {}
-        for part in pathlib.Path(folder).iterdir():
-            calls |= json.loads(part.read_text())
-    REACH.parent.mkdir(exist_ok=True)
-    REACH.write_text(json.dumps(calls))
-    print(f"{len(calls)} tests in {REACH}")
-
-
-def spread(tests: list[str]) -> list[str]:
-    """Some tests of a function: the first of each file in turn, as tests of one file find the same."""
-    by_file: dict[str, list[str]] = {}
-    for test in tests:
-        by_file.setdefault(test.partition("::")[0], []).append(test)
-    rows = list(by_file.values())
-    chosen: list[str] = []
-    depth = 0
-    while len(chosen) < min(MOST_TESTS, len(tests)):
-        chosen += [row[depth] for row in rows if len(row) > depth]
-        depth += 1
-    return chosen[:MOST_TESTS]
-
-
-def copy_of_the_repository(target: pathlib.Path) -> pathlib.Path:
-    left_out = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "venv*")
-    return shutil.copytree(ROOT, target, ignore=left_out)
-
-
-def run(edit: Edit, tests: list[str]) -> str:
-    """The test that finds an edit, or ``-``."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        root = copy_of_the_repository(pathlib.Path(folder) / "repository")
-        file = root / "xmap_compat" / edit.file
-        file.write_text(made(file.read_text(), edit))
-        options = [
-            "-x",
-            "-q",
-            "--tb=no",
-            "--no-header",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:randomly",
-        ]
-        command = [sys.executable, "-m", "pytest", *options, *tests]
-        # The package comes from the copy: python -m puts the working directory first.
-        environment = {**os.environ, **COMPILED, "PYTHONPATH": str(root)}
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"
-        try:
-            done = subprocess.run(
-                command,
-                cwd=root,
-                env=environment,
-                timeout=TIMEOUT,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"no end in {TIMEOUT:.0f} s"
-    if done.returncode == 0:
-        return "-"
-    for line in done.stdout.splitlines():
-        if line.startswith(("FAILED", "ERROR")):
-            return line.split()[1]
-    return f"pytest ended with {done.returncode}"
+def _try(folder: str, edit: Edit) -> str:
+    tests = reach(folder).tests_of(edit)
+    if edit.found_by in workplace(folder).tests:
+        tests.insert(0, edit.found_by)
+    return workplace(folder).outcome(edit, tests)
 
 
 def tried(edits: list[Edit], workers: int, keep: pathlib.Path | None) -> dict[str, str]:
-    """Each edit with the test that finds it; functions that no test calls have survivors only."""
-    by_function = tests_by_function()
-
-    def one(edit: Edit) -> tuple[str, str]:
-        tests = by_function.get(edit.function, [])
-        return edit.name, run(edit, spread(tests)) if tests else "- (no test calls the function)"
-
+    """Each edit with the test that finds it."""
     found = {}
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for name, test in pool.map(one, edits):
-            found[name] = test
-            print(f"{name}  {test}", flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as folder,
+        concurrent.futures.ProcessPoolExecutor(workers, FORK) as pool,
+    ):
+        outcomes = pool.map(functools.partial(_try, folder), edits)
+        for edit, test in zip(edits, outcomes):
+            found[edit.name] = test
+            line = f"{edit.name}  {test}"
+            print(line, flush=True)
             if keep is not None:
                 with keep.open("a") as file:
-                    file.write(f"{name}  {test}\n")
+                    file.write(f"{line}\n")
     return found
 
 
@@ -461,14 +630,16 @@ def main() -> int:
     which.add_argument("--only", metavar="TEXT", help="those whose name contains TEXT")
     which.add_argument("--found", type=pathlib.Path, metavar="FILE", help="those found before")
     parser.add_argument("--seed", type=int, default=None, help="of the order; a new one each time")
-    parser.add_argument("--most", type=int, default=10**6, help="try at most so many")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--keep", type=pathlib.Path, help="a file that outcomes are added to")
+    parser.add_argument("--keep", type=pathlib.Path, help="a list; what it has is not tried again")
     options = parser.parse_args()
     if options.record:
         record()
         return 0
-    edits = selected(options)[: options.most]
+    edits = selected(options)
+    if options.keep and options.keep.exists():
+        known = {line.partition("  ")[0] for line in options.keep.read_text().splitlines()}
+        edits = [edit for edit in edits if edit.name not in known]
     found = tried(edits, options.workers, options.keep)
     survivors = [name for name, test in found.items() if test.startswith("-")]
     print(f"\n{len(found) - len(survivors)} of {len(found)} were found; these were not:")
@@ -478,16 +649,14 @@ def main() -> int:
 
 def selected(options: argparse.Namespace) -> list[Edit]:
     if options.changed:
-        return shuffled(changed_since(options.changed), options.seed)
+        return shuffled(changed_since(options.changed), options.seed)[:MOST_CHANGED]
     if options.named:
-        found = [edit_of(query) for query in NAMED]
-        return [edit for edit in found if edit is not None]
+        return [edit for query in NAMED for edit in edits_found(query)]
     edits = all_edits()
     if options.sample:
         return shuffled(edits, options.seed)[: options.sample]
     if options.found:
-        known = read_found(options.found)
-        return [edit for edit in edits if not known.get(edit.name, "-").startswith("-")]
+        return found_before(options.found, edits)
     return [edit for edit in edits if options.only in edit.name]
 
 

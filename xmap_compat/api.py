@@ -14,11 +14,10 @@ from xmap_compat.core import errors as core_errors
 from xmap_compat.core import watch
 from xmap_compat.core.arguments import Declaration
 from xmap_compat.core.placement import known_axes, parse_axis_resources
-from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName, is_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.xmapped import Xmapped
 
-vocabulary.complete(restored)
+vocabulary.complete()
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

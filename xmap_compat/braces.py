@@ -272,10 +272,11 @@ def _mentions(spec, terms) -> Skipped | None:
         for axis in sorted(term.names, key=str):
             mentioned[axis] = description
     skipped = []
-    for term in terms:
-        missing = [(axis, by) for axis, by in mentioned.items() if axis not in term.names]
-        skipped.append(tuple(missing))
-    if not any(skipped):
+    for index, term in enumerate(terms):
+        for axis, by in mentioned.items():
+            if axis not in term.names:
+                skipped.append((index, axis, by))
+    if not skipped:
         return None
     return Skipped(spec, descriptions, tuple(skipped))
 

@@ -2,10 +2,9 @@
 ``i`` of an xmap.
 
 Each name of a shape folds the index of its axis into the key, in the order of the names, so the
-numbers are the same for every assignment of resources.  For ``normal``, ``uniform``,
-``truncated_normal`` and ``bernoulli`` they are those of ``jax.random`` in jax 0.4.30; the other
-functions took a named shape there, and gave every element the same numbers.  ``jax.random`` handles
-shapes without names.
+numbers are the same for every assignment of resources, and those of ``jax.random`` in jax 0.4.30.
+Other functions of ``jax.random`` took a named shape there, and gave every element the same numbers:
+call them with ``shape.positional`` and the key ``fold_in_names(key, shape)``.
 
 >>> import jax
 >>> from xmap_compat import random, xmap
@@ -32,29 +31,9 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.core import errors
 
-__all__ = [
-    "NamedShape",
-    "ball",
-    "bernoulli",
-    "beta",
-    "bits",
-    "categorical",
-    "cauchy",
-    "choice",
-    "dirichlet",
-    "exponential",
-    "fold_in_names",
-    "gamma",
-    "gumbel",
-    "laplace",
-    "logistic",
-    "normal",
-    "poisson",
-    "rademacher",
-    "randint",
-    "truncated_normal",
-    "uniform",
-]
+# The functions of jax.random whose samples legacy xmap took along the axes of a named shape.
+SAMPLERS = ["bernoulli", "normal", "truncated_normal", "uniform"]
+__all__ = sorted(["NamedShape", "fold_in_names", *SAMPLERS])
 
 
 class NamedShape:
@@ -111,7 +90,9 @@ class NamedShape:
         return math.prod([*self._positional, *self._named.values()])
 
     def __getitem__(self, dimension: Any) -> int:
-        return self._named[dimension] if isinstance(dimension, str) else self._positional[dimension]
+        if isinstance(dimension, str):
+            return self._named[dimension]
+        return self._positional[dimension]
 
     def __iter__(self):
         raise _not_for_samplers(self)
@@ -124,28 +105,28 @@ class NamedShape:
         return self._positional == other._positional and self._named == other._named
 
     def __hash__(self) -> int:
-        return (
-            hash((self._positional, frozenset(self._named.items())))
-            if self._named
-            else hash(self._positional)
-        )
+        if not self._named:
+            return hash(self._positional)  # it equals that tuple
+        return hash((self._positional, frozenset(self._named.items())))
 
     def __repr__(self) -> str:
         return f"NamedShape({self._inside()})"
 
     def __str__(self) -> str:
-        return f"({self._inside()})" if self._named else str(self._positional)
+        if not self._named:
+            return str(self._positional)
+        return f"({self._inside()})"
 
     def _inside(self) -> str:
-        return ", ".join(
-            [*map(str, self._positional), *(f"{name}={size}" for name, size in self._named.items())]
-        )
+        named = [f"{name}={size}" for name, size in self._named.items()]
+        return ", ".join([*map(str, self._positional), *named])
 
 
 def _not_for_samplers(shape: Any) -> TypeError:
     return TypeError(
-        f"{shape!r} is a shape for the samplers of jax.random only and, under install(), for jax.nn.initializers. Give "
-        "other functions shape.positional and, where they sample, the key xmap_compat.random.fold_in_names(key, shape)"
+        f"{shape!r} is a shape for {', '.join(SAMPLERS)} of xmap_compat.random only and, under install(), for those "
+        "of jax.random and for jax.nn.initializers. Give other functions shape.positional and, where they sample, the "
+        "key xmap_compat.random.fold_in_names(key, shape)"
     )
 
 
@@ -178,47 +159,39 @@ def _wrong_named_size(name: str, size: int, actual: int) -> ValueError:
 # -------------------------------------------------------------------------------- samplers
 
 
-def _of_named_shape(
-    sample: Callable[..., Any], arguments: str = "", shown: str = "(4, 2)"
-) -> Callable[..., Any]:
+def _of_named_shape(sample: Callable[..., Any], arguments: str = "") -> Callable[..., Any]:
     """A function of ``jax.random`` that takes a named shape as well.
 
-    ``arguments`` and ``shown`` are for its example: the arguments between key and shape, and the
-    shape of the samples.
+    ``arguments``: those between key and shape, in its example.
     """
 
     @_jax.api_boundary
     @functools.wraps(sample)
     def sampler(*args, **kwargs):
-        shape = next((x for x in (*args, *kwargs.values()) if isinstance(x, NamedShape)), None)
-        if shape is None:
+        if not any(isinstance(x, NamedShape) for x in (*args, *kwargs.values())):
             return sample(*args, **kwargs)
         given = inspect.signature(sample).bind(*args, **kwargs)
         given.apply_defaults()
-        values = {
-            name: shape.positional if x is shape else x for name, x in given.arguments.items()
-        }
-        dtype = values.get("dtype")
-        if (
-            sample is _jax_normal
-            and dtype is not None
-            and jnp.issubdtype(dtype, jnp.complexfloating)
-        ):
-            return _complex_normal(values["key"], shape, jnp.dtype(dtype))
+        values = given.arguments
+        shape = values["shape"]
+        is_complex = jnp.issubdtype(values.get("dtype"), jnp.complexfloating)
+        if sample is _jax_normal and is_complex:
+            return _complex_normal(values["key"], shape, jnp.dtype(values["dtype"]))
+        values["shape"] = shape.positional
         values["key"] = fold_in_names(values["key"], shape)
         return sample(**values)
 
     sampler.__module__ = __name__
-    own, _, of_jax = (sample.__doc__ or "").partition("\n")
-    sampler.__doc__ = f"""{own}  The shape may be a :class:`NamedShape`.
+    summary, _, of_jax = (sample.__doc__ or "").partition("\n")
+    sampler.__doc__ = f"""{summary}  The shape may be a :class:`NamedShape`.
 
     >>> import jax
     >>> from xmap_compat import random, xmap
     >>> @xmap(in_axes={{}}, out_axes=["i", ...], axis_sizes={{"i": 4}})
     ... def sample(key):
-    ...     return random.{sample.__name__}(key, {arguments and f"{arguments}, "}shape=random.NamedShape(2, i=4))
+    ...     return random.{sample.__name__}(key, {arguments}shape=random.NamedShape(2, i=4))
     >>> jax.eval_shape(sample, jax.random.key(0)).shape
-    {shown}
+    (4, 2)
 {of_jax}"""
     return sampler
 
@@ -227,31 +200,17 @@ _jax_normal = jax.random.normal
 
 
 def _complex_normal(key: Any, shape: NamedShape, dtype: Any) -> Any:
-    """The two parts have keys of their own, and each of these keys is folded."""
+    """The two parts have different keys, and each of these keys is folded."""
     real_type = np.zeros((), dtype).real.dtype
-    re, im = (
-        _jax_normal(fold_in_names(part, shape), shape.positional, real_type).astype(dtype)
-        for part in jax.random.split(key)
-    )
-    return (re + 1j * im) / np.sqrt(2).astype(dtype)
+    parts = []
+    for part in jax.random.split(key):
+        drawn = _jax_normal(fold_in_names(part, shape), shape.positional, real_type)
+        parts.append(drawn.astype(dtype))
+    real, imaginary = parts
+    return (real + 1j * imaginary) / np.sqrt(2).astype(dtype)
 
 
-ball = _of_named_shape(jax.random.ball, "3", shown="(4, 2, 3)")
-bernoulli = _of_named_shape(jax.random.bernoulli, "0.5")
-beta = _of_named_shape(jax.random.beta, "1.0, 2.0")
-bits = _of_named_shape(jax.random.bits)
-categorical = _of_named_shape(jax.random.categorical, "jax.numpy.zeros(5)")
-cauchy = _of_named_shape(jax.random.cauchy)
-choice = _of_named_shape(jax.random.choice, "10")
-dirichlet = _of_named_shape(jax.random.dirichlet, "jax.numpy.ones(3)", shown="(4, 2, 3)")
-exponential = _of_named_shape(jax.random.exponential)
-gamma = _of_named_shape(jax.random.gamma, "2.0")
-gumbel = _of_named_shape(jax.random.gumbel)
-laplace = _of_named_shape(jax.random.laplace)
-logistic = _of_named_shape(jax.random.logistic)
+bernoulli = _of_named_shape(jax.random.bernoulli, "0.5, ")
 normal = _of_named_shape(jax.random.normal)
-poisson = _of_named_shape(jax.random.poisson, "4.0")
-rademacher = _of_named_shape(jax.random.rademacher)
-randint = _of_named_shape(jax.random.randint, "minval=0, maxval=10")
-truncated_normal = _of_named_shape(jax.random.truncated_normal, "-2, 2")
+truncated_normal = _of_named_shape(jax.random.truncated_normal, "-2, 2, ")
 uniform = _of_named_shape(jax.random.uniform)

@@ -65,7 +65,7 @@ def check_assignments(
         them.
       derivatives: also compare reverse-mode derivatives, of a random linear functional of the
         results with respect to all floating-point arguments.
-      limit: the largest number of assignments, chosen to differ from each other (always the same
+      limit: the largest number of assignments, spread evenly over all of them (always the same
         ones); None for all.
       only: the assignments to check, instead of chosen ones.
       reference: a function of the same arguments that computes the expected results, for example
@@ -93,40 +93,28 @@ def check_assignments(
       ...     return jax.lax.pmean((x @ w) ** 2, "batch")
       >>> with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
       ...     testing.check_assignments(loss, np.ones(2), np.ones((8, 2)), derivatives=True, limit=2)
-      [{'batch': 'x'}, {'batch': 'y'}]
+      [{'batch': 'x'}, {'batch': ('x', 'y')}]
     """
     declared = declaration_of(xmapped)
     if declared is None:
         raise TypeError(
             f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass xmap(...)"
         )
+    compute = _value_and_derivatives if derivatives else _value
     with _mesh_context(mesh) as mesh:
-        sizes, free, loopable = _choices(declared, args, mesh)
-        tried = (
-            assignments(sizes, free, loops=loopable * loops, limit=limit)
-            if only is None
-            else list(only)
-        )
-        if not tried and only is None:
-            raise ValueError(
-                "There is no assignment to try: no mesh axis divides a named axis. Named axes: "
-                f"{axes_text(sizes) or 'none'}. Mesh axes that are free: {axes_text(free) or 'none'}. "
-                "Pass arguments of other sizes, or another mesh"
-            )
-        compute = _value_and_derivatives if derivatives else _value
+        tried = list(only or [])
+        if only is None:
+            tried = _assignments_of_call(declared, args, mesh, loops, limit)
         expected = compute(reference or with_resources(declared, {}), args)
-        for k, resources in enumerate(tried):
+        for position, resources in enumerate(tried):
             what = f"axis_resources={resources} on the mesh ({axes_text(mesh.shape)})"
             try:
-                _compare(
-                    what,
-                    _computed(what, compute, with_resources(declared, resources), args),
-                    expected,
-                    rtol,
-                )
+                actual = _computed(what, compute, with_resources(declared, resources), args)
+                _compare(what, actual, expected, rtol)
             except AssertionError as error:
                 error.add_note(
-                    f"{k + 1} of {len(tried)} were tried. Without a difference: {tried[:k] or 'none'}"
+                    f"{position + 1} of {len(tried)} were tried. "
+                    f"Without a difference: {tried[:position] or 'none'}"
                 )
                 raise
     return tried
@@ -153,7 +141,7 @@ def assignments(
       sizes: the named axes.
       mesh: a mesh, or a dictionary of the sizes of its axes.
       loops: axes that may be placed on serial loops too.
-      limit: the largest number, chosen to differ from each other (always the same ones); None for
+      limit: the largest number, spread evenly over all of them (always the same ones); None for
         all.
 
     Returns:
@@ -171,9 +159,12 @@ def assignments(
         raise TypeError(
             f"assignments expects the sizes of the named axes, such as {{'i': 8}}, but got {sizes!r}"
         )
-    shape = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
-    every = [a for a in _all_assignments(list(sizes.items()), shape, frozenset(loops)) if a]
-    return every if limit is None else _diverse(every, limit)
+    shape = mesh if isinstance(mesh, Mapping) else mesh.shape
+    every = list(_all_assignments(list(sizes.items()), dict(shape), frozenset(loops)))
+    every.remove({})
+    if limit is None or limit >= len(every):
+        return every
+    return [every[k * len(every) // limit] for k in range(limit)]
 
 
 def _all_assignments(axes, mesh_shape, loops) -> Iterator[Resources]:
@@ -181,14 +172,20 @@ def _all_assignments(axes, mesh_shape, loops) -> Iterator[Resources]:
     if not axes:
         yield {}
         return
-    (name, size), *rest = axes
+    (name, size), *others = axes
     for taken in _divisions(size, mesh_shape):
         left = {m: n for m, n in mesh_shape.items() if m not in taken}
-        for loop in _loops_of(size // math.prod(mesh_shape[m] for m in taken), name in loops):
-            entries = (*taken, *loop)
-            own = {name: entries[0] if len(entries) == 1 else entries} if entries else {}
-            for others in _all_assignments(rest, left, loops):
-                yield {**own, **others}
+        on_device = size // math.prod(mesh_shape[m] for m in taken)
+        lengths = _loop_lengths(on_device) if name in loops else []
+        choices = [taken, *((*taken, SerialLoop(length)) for length in lengths)]
+        for entries in choices:
+            for assignment in _all_assignments(others, left, loops):
+                if len(entries) == 1:
+                    yield {name: entries[0], **assignment}
+                elif entries:
+                    yield {name: entries, **assignment}
+                else:
+                    yield assignment
 
 
 def _divisions(size, mesh_shape):
@@ -199,55 +196,43 @@ def _divisions(size, mesh_shape):
                 yield taken
 
 
-def _loops_of(size, allowed):
-    """No loop and, if loops are allowed, one of two iterations (or as few as possible) and one over
-    single elements.
-    """
-    yield ()
-    lengths = [k for k in range(2, size + 1) if size % k == 0] if allowed else []
-    for length in dict.fromkeys([*lengths[:1], *lengths[-1:]]):
-        yield (SerialLoop(length),)
+def _loop_lengths(size):
+    """Two iterations, or as few as possible, and one for each element: ``[2, 8]`` for 8."""
+    if size == 1:
+        return []
+    fewest = next(length for length in range(2, size + 1) if size % length == 0)
+    return sorted({fewest, size})
 
 
-def _diverse(every, limit):
-    """A selection in which each axis, and then each pair of axes, gets as many different resources
-    as possible.
-    """
-    chosen: list[Resources] = []
-    covered: set[Any] = set()
-    while len(chosen) < min(limit, len(every)):
-        best = max((a for a in every if a not in chosen), key=lambda a: len(_features(a) - covered))
-        chosen.append(best)
-        covered |= _features(best)
-    return [a for a in every if a in chosen]
-
-
-def _features(assignment):
-    single = list(assignment.items())
-    return {
-        *single,
-        *itertools.combinations(single, 2),
-        *(("alone", entry) for entry in single if len(single) == 1),
-    }
-
-
-def _choices(declared, args, mesh):
-    """What a call leaves open: the sizes of its axes, the mesh axes that are free, and the axes
-    that may be loops.
+def _assignments_of_call(declared, args, mesh, loops, limit):
+    """Those that a call leaves open; mesh axes of nested xmaps are taken, and named axes have no
+    loop.
     """
     found: list[Any] = []
 
     def place(*args):
-        placed = calls.place_call(dataclasses.replace(declared, resources={}), args)
-        named = collectives_in(placed.program.jaxpr)
-        taken = {n.mesh_axis for n in named if isinstance(n, MeshAxis)}
-        sizes = {n: p.size for n, p in placed.placements.items()}
-        free = {m: n for m, n in mesh.shape.items() if m not in taken}
-        found.extend((sizes, free, [n for n in sizes if n not in named]))
+        found.append(calls.place_call(dataclasses.replace(declared, resources={}), args))
         return ()
 
     jax.make_jaxpr(place)(*args)
-    return found
+    [placed] = found
+    named = collectives_in(placed.program.jaxpr)
+    taken = {axis.mesh_axis for axis in named if isinstance(axis, MeshAxis)}
+    sizes = {name: placement.size for name, placement in placed.placements.items()}
+    free = {name: size for name, size in mesh.shape.items() if name not in taken}
+    loopable = [name for name in sizes if loops and name not in named]
+    tried = assignments(sizes, free, loops=loopable, limit=limit)
+    if not tried:
+        raise _nothing_to_try(sizes, free)
+    return tried
+
+
+def _nothing_to_try(sizes: Mapping[AxisName, int], free: Mapping[str, int]) -> ValueError:
+    return ValueError(
+        "There is no assignment to try: no mesh axis divides a named axis. Named axes: "
+        f"{axes_text(sizes) or 'none'}. Mesh axes that are free: {axes_text(free) or 'none'}. "
+        "Pass arguments of other sizes, or another mesh"
+    )
 
 
 def _mesh_context(mesh):
@@ -255,14 +240,21 @@ def _mesh_context(mesh):
     mesh = check_mesh("check_assignments", mesh) or _jax.ambient_mesh()
     if isinstance(mesh, jax.sharding.AbstractMesh):
         raise errors.no_devices("check_assignments", mesh)
-    devices = np.array(jax.devices()) if mesh is None else mesh.devices
+    devices = np.array(jax.devices())
+    names: Sequence[str] = ("x", "y")
+    if mesh is not None:
+        devices = mesh.devices
+        names = mesh.axis_names
+    elif devices.size % 2:
+        devices = devices.reshape(-1, 1)
+    else:
+        devices = devices.reshape(-1, 2)
     if devices.size == 1:
         raise ValueError(
             "There is only one device, so all assignments would be the same. Set "
             "XLA_FLAGS=--xla_force_host_platform_device_count=8 before JAX is imported, or pass a mesh"
         )
-    devices = devices if mesh is not None else devices.reshape(-1, 2 - devices.size % 2)
-    return Mesh(devices, ("x", "y") if mesh is None else mesh.axis_names)
+    return Mesh(devices, names)
 
 
 def _value(function, args):
@@ -271,31 +263,31 @@ def _value(function, args):
 
 def _value_and_derivatives(function, args):
     """The results, and the derivatives of a random linear functional of them."""
-    leaves, tree = jax.tree.flatten(args)
-    floats = {
-        k: jnp.asarray(leaf) for k, leaf in enumerate(leaves) if _is_floating(jnp.result_type(leaf))
-    }
+    paths_and_leaves, tree = jax.tree_util.tree_flatten_with_path(args)
+    leaves = [leaf for _, leaf in paths_and_leaves]
+    floats = {}
+    for position, leaf in enumerate(leaves):
+        if _is_floating(jnp.result_type(leaf)):
+            floats[position] = jnp.asarray(leaf)
 
     def loss(floats):
-        results = function(
-            *jax.tree.unflatten(tree, [floats.get(k, leaf) for k, leaf in enumerate(leaves)])
-        )
-        rng = np.random.default_rng(
-            0x786D6170
-        )  # no user's: weights that are their data may have no derivative
-        weighted = [
-            jnp.sum(jnp.real(leaf * jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)))
-            for leaf in jax.tree.leaves(results)
-            if _is_floating(leaf.dtype)
-        ]
-        return sum(weighted, jnp.float32(0)).astype(jnp.float32), results
+        given = [floats.get(position, leaf) for position, leaf in enumerate(leaves)]
+        results = function(*jax.tree.unflatten(tree, given))
+        # No user's seed: the derivative with weights that are the user's data may be zero.
+        rng = np.random.default_rng(0x786D6170)
+        total = jnp.float32(0)
+        for leaf in jax.tree.leaves(results):
+            if _is_floating(leaf.dtype):
+                weights = jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
+                total += jnp.sum(jnp.real(leaf * weights))
+        return total.astype(jnp.float32), results
 
     gradients, results = jax.grad(loss, has_aux=True)(floats)
-    paths = [argument_path(path, "args") for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-    return {
-        "result": results,
-        "derivative": {paths[k]: gradient for k, gradient in gradients.items()},
-    }
+    derivatives = {}
+    for position, gradient in gradients.items():
+        path, _ = paths_and_leaves[position]
+        derivatives[argument_path(path, "args")] = gradient
+    return {"result": results, "derivative": derivatives}
 
 
 def _is_floating(dtype):
@@ -304,32 +296,45 @@ def _is_floating(dtype):
 
 def _compare(what, actual, expected, rtol):
     for kind, results in expected.items():
-        got, want = jax.tree.structure(actual[kind]), jax.tree.structure(results)
+        got = jax.tree.structure(actual[kind])
+        want = jax.tree.structure(results)
         if got != want:
             raise AssertionError(
                 f"{what} changes the structure of the {kind}: {got} instead of {want}"
             )
-        pairs = zip(
-            jax.tree_util.tree_leaves_with_path(results), jax.tree.leaves(actual[kind]), strict=True
-        )
-        for (path, e), a in pairs:
-            name = (
-                argument_path(path, "result")
-                if kind == "result"
-                else f"the derivative for {path[0].key}"
-            )
+        paths_and_leaves = jax.tree_util.tree_leaves_with_path(results)
+        for (path, e), a in zip(paths_and_leaves, jax.tree.leaves(actual[kind]), strict=True):
+            name = argument_path(path, "result")
+            if kind == "derivative":
+                name = f"the derivative for {path[0].key}"
             _compare_leaf(f"{what} changes {name}", a, e, rtol)
 
 
 def _compare_leaf(what, actual, expected, rtol):
-    a_type, e_type = (f"{jnp.result_type(v)}{list(jnp.shape(v))}" for v in (actual, expected))
-    if a_type != e_type:
-        raise AssertionError(f"{what}: {a_type} instead of {e_type}")
+    if _type_text(actual) != _type_text(expected):
+        raise AssertionError(f"{what}: {_type_text(actual)} instead of {_type_text(expected)}")
+    a = _numbers_of(actual)
+    e = _numbers_of(expected)
     dtype = jnp.result_type(expected)
-    a, e = (np.asarray(jax.random.key_data(v) if _jax.is_key(v) else v) for v in (actual, expected))
     if not _is_floating(dtype):
         return np.testing.assert_array_equal(a, e, what)
-    a, e = (v.astype(np.complex128 if np.iscomplexobj(e) else np.float64) for v in (a, e))
-    usual = min(500 * float(jnp.finfo(dtype).eps), 0.05)
-    atol = usual * np.abs(e[np.isfinite(e)]).max(initial=0) if rtol is None else 0
-    np.testing.assert_allclose(a, e, usual if rtol is None else rtol, atol, err_msg=what)
+    # NumPy compares no bfloat16.
+    wide = np.complex128 if np.iscomplexobj(e) else np.float64
+    a = a.astype(wide)
+    e = e.astype(wide)
+    atol = 0
+    if rtol is None:
+        rtol = min(500 * float(jnp.finfo(dtype).eps), 0.05)
+        atol = rtol * np.abs(e[np.isfinite(e)]).max(initial=0)
+    np.testing.assert_allclose(a, e, rtol, atol, err_msg=what)
+
+
+def _type_text(x):
+    """``float32[8, 2]``"""
+    return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
+
+
+def _numbers_of(x):
+    if _jax.is_key(x):
+        x = jax.random.key_data(x)
+    return np.asarray(x)

@@ -11,6 +11,7 @@ import jax
 from xmap_compat import _jax
 from xmap_compat import braces as named_einsum
 from xmap_compat import lax as named_lax
+from xmap_compat.core.restored import restored
 
 REMOVED_FROM_LAX: dict[str, Callable[..., Any]] = {
     "pdot": named_lax.pdot,
@@ -22,7 +23,7 @@ REMOVED_FROM_LAX: dict[str, Callable[..., Any]] = {
 
 
 def _einsum_or(positional: Callable[..., Any]) -> Callable[..., Any]:
-    """``jnp.einsum`` that reads braces, and calls JAX's own for other specs."""
+    """``jnp.einsum`` that reads braces, and calls JAX's for other specs."""
 
     @functools.wraps(positional)
     def einsum(*args, **kwargs):
@@ -34,13 +35,12 @@ def _einsum_or(positional: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def complete(restoration: _jax.Restoration) -> None:
-    """Add these functions to what is put in place while a body is traced: once, before anything is
-    put in place.
+def complete() -> None:
+    """Add these functions to what is in place while a body is traced, before a body is.
 
     Who comes first calls it: the first import of xmap, or install(), which can come in the middle
     of that import.
     """
     for name, function in REMOVED_FROM_LAX.items():
-        restoration.attribute(jax.lax, name, function)
-    restoration.attribute(jax.numpy, "einsum", _einsum_or(jax.numpy.einsum))
+        restored.add(_jax.replaced(jax.lax, name, function))
+    restored.add(_jax.replaced(jax.numpy, "einsum", _einsum_or(jax.numpy.einsum)))

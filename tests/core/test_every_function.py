@@ -11,12 +11,11 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.stats
+import newest
 import numpy as np
 import pytest
 from test_every_primitive import CASES, COLLECTIVES, REASONS, bound
-
-from xmap_compat import _jax
-from xmap_compat._jax.version import NEWEST_TESTED
 
 MODULES = """lax lax.linalg nn numpy numpy.fft numpy.linalg random scipy.cluster.vq scipy.fft scipy.integrate
 scipy.interpolate scipy.linalg scipy.ndimage scipy.optimize scipy.signal scipy.sparse.linalg scipy.special
@@ -50,23 +49,19 @@ KNOWN = {*CASES, *COLLECTIVES, *REASONS}
 def public_functions():
     """Those that this JAX has, by their names without ``jax.``."""
     found = {}
-    for name in MODULES.split():
-        module = importlib.import_module(f"jax.{name}")
-        inner = {
-            f"{name}.{k}": m
-            for k, m in vars(module).items()
-            if name == "scipy.stats" and is_public_module(k, m)
-        }
-        for path, holder in {name: module, **inner}.items():
-            public = {k: getattr(holder, k) for k in dir(holder) if not k.startswith("_")}
-            found |= {
-                f"{path}.{k}": f for k, f in public.items() if callable(f) and not is_a_type(f)
-            }
+    for path in [*MODULES.split(), *modules_of_statistics()]:
+        module = importlib.import_module(f"jax.{path}")
+        for name in dir(module):
+            function = getattr(module, name)
+            if not name.startswith("_") and callable(function) and not is_a_type(function):
+                found[f"{path}.{name}"] = function
     return found
 
 
-def is_public_module(name, value):
-    return isinstance(value, types.ModuleType) and not name.startswith("_")
+def modules_of_statistics():
+    for name, value in vars(jax.scipy.stats).items():
+        if isinstance(value, types.ModuleType) and not name.startswith("_"):
+            yield f"scipy.stats.{name}"
 
 
 def is_a_type(value):
@@ -75,33 +70,21 @@ def is_a_type(value):
 
 def primitives_of(function, arguments):
     letters = arguments.split(",")
+    arrays = {letter: ARRAYS[letter] for letter in letters if letter in ARRAYS}
 
-    def call(*arrays):
-        given = iter(arrays)
-        outs = function(
-            *(next(given) if letter in ARRAYS else OTHERS[letter] for letter in letters)
-        )
+    def call(arrays):
+        given = arrays | OTHERS
+        outs = function(*(given[letter] for letter in letters))
         return [x for x in jax.tree.leaves(outs) if hasattr(x, "dtype")]
 
     with warnings.catch_warnings():  # of arguments that are not what a function likes
         warnings.simplefilter("ignore")
-        return bound(
-            jax.make_jaxpr(call)(*(ARRAYS[letter] for letter in letters if letter in ARRAYS)).jaxpr
-        )
-
-
-def is_newer():
-    return _jax.parse_version(NEWEST_TESTED) < _jax.VERSION
+        return bound(jax.make_jaxpr(call)(arrays))
 
 
 def test_each_public_function_is_listed():
     unlisted = sorted(public_functions().keys() - LISTED.keys())
-    if unlisted and is_newer():
-        warnings.warn(
-            f"jax {jax.__version__} has public functions that no list has: {unlisted}", stacklevel=1
-        )
-    else:
-        assert not unlisted
+    newest.assert_empty(unlisted, "public functions that no list has")
     assert len(LISTED.keys() & public_functions()) > 900
 
 
@@ -114,13 +97,7 @@ def test_each_primitive_that_a_function_binds_has_a_case(part):
         assert found, f"{name} binds nothing"
         if found - KNOWN:
             unknown[name] = found - KNOWN
-    if unknown and is_newer():
-        warnings.warn(
-            f"functions of jax {jax.__version__} bind primitives without a case: {unknown}",
-            stacklevel=1,
-        )
-    else:
-        assert not unknown
+    newest.assert_empty(unknown, "functions that bind primitives without a case")
 
 
 @pytest.mark.slow

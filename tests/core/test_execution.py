@@ -441,17 +441,10 @@ def affine(slope, v, shift=0):
 
 
 CALLABLES = {
-    "a partial": (functools.partial(affine, 2.0), 2 * X),
-    "a partial with keywords": (functools.partial(affine, 2.0, shift=1), 2 * X + 1),
-    "a partial of a partial": (
-        functools.partial(functools.partial(affine, 2.0), shift=1),
-        2 * X + 1,
-    ),
+    "a partial": (functools.partial(affine, 2.0, shift=1), 2 * X + 1),
     "a bound method": (Affine(3.0).shifted, 3 * X + 1),
     "a callable object": (Affine(3.0), 3 * X),
-    "a lambda": (lambda v: v + 1, X + 1),
-    "a jitted function": (jax.jit(lambda v: v + 1), X + 1),
-    "a function of jax.numpy": (jnp.abs, np.abs(X)),
+    "a jitted function": (jax.jit(double), 2 * X),
     "a ufunc of jax.numpy": (jnp.negative, -X),
     "a builtin": (abs, np.abs(X)),
     "an xmapped function": (xmap(jnp.negative, ["j"], ["j"]), -X),
@@ -541,7 +534,6 @@ def test_callbacks_run_once_for_each_element_and_device(make_body, placement, sp
 
 # -------------------------------------------------------------------------------- loops
 
-TABLE_IN, TABLE_OUT = (["i", ...], ["j", ...]), ["i", "j", ...]
 
 # Named loops in scope, resources, lengths of the scans.
 
@@ -552,20 +544,6 @@ def test_a_scope_of_loops_may_be_around_or_inside_a_mesh(mesh42):
         np.testing.assert_array_equal(fun(X), 2 * X)
     with mesh42, serial_loop("l", 2):
         np.testing.assert_array_equal(fun(X), 2 * X)
-
-
-def test_several_axes_may_share_a_named_loop():
-    fun = xmap(
-        lambda a, b: (a * 2, b * 3),
-        TABLE_IN,
-        (["i", ...], ["j", ...]),
-        axis_resources={"i": "l", "j": "l"},
-    )
-    with serial_loop("l", 2):
-        a, b = fun(X, Y)
-        assert set(scan_lengths(fun, X, Y)) == {2}
-    np.testing.assert_array_equal(a, 2 * X)
-    np.testing.assert_array_equal(b, 3 * Y)
 
 
 def test_a_loop_bounds_memory():
@@ -581,44 +559,11 @@ def test_a_loop_bounds_memory():
     assert temporaries(SerialLoop(8)) < temporaries(()) / 4
 
 
-@jax.custom_vjp
-def summing_backward(v):
-    return v * 1.0
-
-
-summing_backward.defvjp(lambda v: (v, None), lambda _, ct: (lax.psum(ct, "i"),))
-
-LOOPED_COLLECTIVES = {
-    "in scan": lambda v: lax.scan(lambda c, _: (lax.psum(c, "i"), None), v, None, length=2)[0],
-    "in jit": lambda v: jax.jit(lambda w: lax.psum(w, "i"))(v),
-    "in cond": lambda v: lax.cond(v.sum() > 0, lambda w: lax.psum(w, "i"), lambda w: w, v),
-    "in a gradient": lambda v: jax.grad(lambda w: (lax.psum(w, "i") ** 2).sum())(v),
-    "in a custom_vjp": lambda v: jax.grad(lambda w: summing_backward(w).sum())(v),
-}
-
-
-@pytest.mark.parametrize("placement", [SerialLoop(2), ("x", SerialLoop(2))], ids=str)
-@pytest.mark.parametrize("body", LOOPED_COLLECTIVES.values(), ids=LOOPED_COLLECTIVES.keys())
-def test_collectives_over_looped_axes_are_refused(body, placement, mesh42):
-    message = "Named axes with loop resources assigned to them cannot be referenced inside the xmapped computation"
-    fun = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": placement})
-    with mesh42, pytest.raises(RuntimeError, match=re.escape(message)):
-        fun(X)
-
-
 def test_the_size_of_a_looped_axis_is_known():
     fun = xmap(
         lambda v: v / lax.psum(1, "i"), ["i", ...], ["i", ...], axis_resources={"i": SerialLoop(2)}
     )
     np.testing.assert_array_equal(fun(X), X / 8)
-
-
-@pytest.mark.parametrize("length", [0, -1, 2.5, True, "two", None])
-def test_lengths_of_loops_are_positive_integers(length):
-    with pytest.raises(ValueError, match="positive integer"):
-        SerialLoop(length)
-    with pytest.raises(ValueError, match="positive integer"), serial_loop("l", length):
-        pass
 
 
 def test_a_scope_of_a_loop_ends_with_an_error_too():
@@ -648,7 +593,9 @@ def closing_over(placement):
     """The weights reach the body as a tracer of whatever transforms the caller."""
 
     def fun(x, w):
-        body = lambda v: jnp.tanh(v * w) - lax.pmean(v, "i")
+        def body(v):
+            return jnp.tanh(v * w) - lax.pmean(v, "i")
+
         return xmap(body, ["i", ...], ["i", ...], axis_resources={"i": placement})(x)
 
     return fun
@@ -706,68 +653,62 @@ def test_the_body_may_close_over_arrays_wherever_they_lie(layout, placement, spe
 
 # ------------------------------------------------------------------------- named shapes
 
-A, B, AB = {"a": 2}, {"b": 3}, {"a": 2, "b": 3}
-
 # Values of a body with the arguments x over a and y over b, and the axes that they vary over.
 VALUES = {
-    "an argument": (lambda x, y: x, A),
-    "a sum": (lambda x, y: x + y, AB),
-    "a constant": (lambda x, y: jnp.ones(3), {}),
-    "psum": (lambda x, y: lax.psum(x + y, "a"), B),
-    "psum of both": (lambda x, y: lax.psum(x + y, ("a", "b")), {}),
-    "all_gather": (lambda x, y: lax.all_gather(x + y, "b"), A),
-    "axis_index": (lambda x, y: lax.axis_index("b"), B),
-    "ppermute": (lambda x, y: lax.ppermute(x * y, "a", [(0, 1), (1, 0)]), AB),
-    "psum_scatter": (lambda x, y: lax.psum_scatter(lax.all_gather(x, "a"), "a"), A),
-    "a choice": (lambda x, y: jnp.where(x > 0, y, 0.0), AB),
-    "a result of jit": (lambda x, y: jax.jit(lambda v: lax.psum(v + y, "b"))(x), A),
-    "a result of cond": (lambda x, y: lax.cond(True, lambda v: v + 1, lambda v: v, y), B),
-    "a result of a varying cond": (
-        lambda x, y: lax.cond(x.sum() > 0, lambda v: v + 1, lambda v: v, y),
-        AB,
-    ),
-    "a carry of scan": (lambda x, y: lax.scan(lambda c, v: (c * v, None), jnp.ones(()), y)[0], B),
-    "a stack of scan": (lambda x, y: lax.scan(lambda c, v: (c + 1, v * c), 0.0, x)[1], A),
-    "a gradient": (lambda x, y: jax.grad(lambda v: (v * y).sum())(x), B),
-    "a gradient of a square": (lambda x, y: jax.grad(lambda v: (v * v * y).sum())(x), AB),
-    "an inner xmap": (lambda x, y: xmap(jnp.multiply, (["c"], {}), ["c", ...])(x, y), AB),
-    "an inner xmap that sums": (
-        lambda x, y: xmap(lambda v: lax.psum(v * y, "b"), ["c"], ["c", ...])(x),
-        A,
-    ),
+    "x": "a",
+    "x + y": "ab",
+    "jnp.ones(3)": "",
+    "lax.psum(x + y, 'a')": "b",
+    "lax.psum(x + y, ('a', 'b'))": "",
+    "lax.all_gather(x + y, 'b')": "a",
+    "lax.axis_index('b')": "b",
+    "lax.ppermute(x * y, 'a', [(0, 1), (1, 0)])": "ab",
+    "lax.psum_scatter(lax.all_gather(x, 'a'), 'a')": "a",
+    "jnp.where(x > 0, y, 0.0)": "ab",
+    "jax.jit(lambda v: lax.psum(v + y, 'b'))(x)": "a",
+    "lax.cond(True, lambda v: v + 1, lambda v: v, y)": "b",
+    "lax.cond(x.sum() > 0, lambda v: v + 1, lambda v: v, y)": "ab",
+    "lax.scan(lambda c, v: (c * v, None), jnp.ones(()), y)[0]": "b",
+    "lax.scan(lambda c, v: (c + 1, v * c), 0.0, x)[1]": "a",
+    "jax.grad(lambda v: (v * y).sum())(x)": "b",
+    "jax.grad(lambda v: (v * v * y).sum())(x)": "ab",
+    "xmap(jnp.multiply, (['c'], {}), ['c', ...])(x, y)": "ab",
+    "xmap(lambda v: lax.psum(v * y, 'b'), ['c'], ['c', ...])(x)": "a",
 }
+SIZES = {"a": 2, "b": 3, "c": 4}
 
 
-@pytest.mark.sampled
+def shape_over(names):
+    return {name: SIZES[name] for name in names}
+
+
 @pytest.mark.parametrize("resources", [{}, {"a": "y"}], ids=["none", "full"])
-@pytest.mark.parametrize(("make", "expected"), VALUES.values(), ids=VALUES.keys())
-def test_named_shapes_of_values(make, expected, resources, mesh42):
-    seen = []
+def test_named_shapes_of_values(resources, mesh42):
+    found = {}
 
     def body(x, y):
-        value = make(x, y)
-        seen.append(named_shape(value))
-        if isinstance(value, jax.core.Tracer):
-            seen.append(value.named_shape)
+        for expression in VALUES:
+            value = eval(expression, {**globals(), "x": x, "y": y})
+            found[expression] = named_shape(value)
+            if isinstance(value, jax.core.Tracer):
+                assert value.named_shape == named_shape(value)
         return 0.0
 
+    in_axes = (["a", ...], ["b", ...])
     with mesh42:
-        xmap(body, (["a", ...], ["b", ...]), {}, axis_resources=resources)(
-            np.ones((2, 4)), np.ones((3, 4))
-        )
-    assert seen
-    assert all(dict(shape) == expected for shape in seen)
+        xmap(body, in_axes, {}, axis_resources=resources)(np.ones((2, 4)), np.ones((3, 4)))
+    assert found == {expression: shape_over(names) for expression, names in VALUES.items()}
 
 
 # Functions inside a body that JAX traces by itself, and what ``v * y`` varies over inside.
 INNER = {
-    "grad": (lambda f, x: jax.grad(lambda v: f(v).sum())(x), AB),
-    "vmap": (lambda f, x: jax.vmap(f, out_axes=1)(x), AB),
-    "jit": (lambda f, x: jax.jit(f)(x), AB),
-    "scan": (lambda f, x: lax.scan(lambda c, v: (c, f(v)), 0.0, x), AB),
-    "cond": (lambda f, x: lax.cond(True, f, f, x), AB),
-    "remat": (lambda f, x: jax.checkpoint(f)(x), AB),
-    "xmap": (lambda f, x: xmap(f, ["c"], ["c", ...])(x), {"a": 2, "b": 3, "c": 4}),
+    "grad": (lambda f, x: jax.grad(lambda v: f(v).sum())(x), "ab"),
+    "vmap": (lambda f, x: jax.vmap(f, out_axes=1)(x), "ab"),
+    "jit": (lambda f, x: jax.jit(f)(x), "ab"),
+    "scan": (lambda f, x: lax.scan(lambda c, v: (c, f(v)), 0.0, x), "ab"),
+    "cond": (lambda f, x: lax.cond(True, f, f, x), "ab"),
+    "remat": (lambda f, x: jax.checkpoint(f)(x), "ab"),
+    "xmap": (lambda f, x: xmap(f, ["c"], ["c", ...])(x), "abc"),
 }
 
 
@@ -788,7 +729,7 @@ def test_named_shapes_inside_inner_functions_are_right_or_refused(call, expected
 
     xmap(body, (["a", ...], ["b", ...]), {})(np.ones((2, 4)), np.ones((3, 4)))
     assert seen
-    assert all(shape == expected or "named_shape cannot tell" in shape for shape in seen)
+    assert all(shape == shape_over(expected) or "named_shape cannot" in shape for shape in seen)
 
 
 # ------------------------------------------------- one resource for axes of xmaps that are nested, and in custom rules
@@ -832,7 +773,10 @@ TAKEN = [
     (backward_by_xmap, ("x", "x")),
     (backward_by_product, ("x", "x")),
 ]
-name_of = lambda value: getattr(value, "__name__", str(value))
+
+
+def name_of(value):
+    return getattr(value, "__name__", str(value))
 
 
 @pytest.mark.parametrize(("fun", "assignment"), TAKEN, ids=name_of)

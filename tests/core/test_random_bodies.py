@@ -7,6 +7,8 @@ tries, and ``XMAP_COMPAT_SEED`` where to start.
 
 import os
 import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,27 +57,22 @@ TOLERANCE = {
 }
 
 
-def seeds(few, more):
-    """The seeds of a test: a few, and more of them slow; or as many as asked for."""
-    if EXAMPLES:
-        return pytest.mark.parametrize("seed", range(SEED, SEED + EXAMPLES))
-    slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(few, more)]
-    return pytest.mark.parametrize("seed", [*range(few), *slow])
-
-
 def drawn_names(rng):
     return str(rng.choice(["", "a", "b", "ab"]))
 
 
 def arguments(rng, dtype, w_names, key_names, implementation):
-    lead = lambda names: tuple(SIZES[n] for n in names)
     v = rng.normal(size=(4, 2, 3))
-    w = rng.choice([-1, 1], size=(*lead(w_names), 3)) * rng.uniform(
-        0.5, 1.2, size=(*lead(w_names), 3)
-    )
-    key = jax.random.key(int(rng.integers(99)), impl=implementation)
-    keys = jax.random.split(key, lead(key_names)) if key_names else key
+    shape = (*sizes_of(w_names), 3)
+    w = rng.choice([-1, 1], size=shape) * rng.uniform(0.5, 1.2, size=shape)
+    keys = jax.random.key(int(rng.integers(99)), impl=implementation)
+    if key_names:
+        keys = jax.random.split(keys, sizes_of(key_names))
     return jnp.asarray(v, dtype), jnp.asarray(w, dtype), keys
+
+
+def sizes_of(names):
+    return tuple(SIZES[name] for name in names)
 
 
 def xmapped(f, names, resources):
@@ -126,7 +123,7 @@ def uses_of(words, rng):
         for use in (reverse, forward)
         if use.__name__ in kept and not communicates_in_branches(words)
     ]
-    return [value, *(derivatives[int(rng.integers(len(derivatives)))] for _ in derivatives[:1])]
+    return [value, derivatives[rng.integers(len(derivatives))]] if derivatives else [value]
 
 
 def assert_near(got, want, tolerance):
@@ -138,7 +135,7 @@ def assert_near(got, want, tolerance):
         )
 
 
-def check(rng, words, dtype="float32", implementation="threefry2x32", oracle=vmapped, uses=None):
+def check(rng, words, dtype, implementation, family):
     names = ("ab", drawn_names(rng), drawn_names(rng))
     args = arguments(rng, dtype, *names[1:], implementation)
     fits = [
@@ -153,9 +150,11 @@ def check(rng, words, dtype="float32", implementation="threefry2x32", oracle=vma
     reference = body(
         words.replace("custom_batched ", "").replace("shared ", "shared_without_rule ")
     )
-    for use in uses or uses_of(words, rng):
+    for use in family.uses(words, rng):
         try:
-            want = jax.jit(lambda *args, use=use: use(oracle(reference, names), *args))(*args)
+            want = jax.jit(lambda *args, use=use: use(family.oracle(reference, names), *args))(
+                *args
+            )
         except (NameError, NotImplementedError, TypeError) as error:
             # vmap has forgotten its axis where JAX traces a rule inside of a rule; a switch that is mapped in the rule
             # of a custom_jvp has no derivative, nor a mapped solver whose operator is a constant in part (to 0.12).
@@ -169,89 +168,121 @@ def check(rng, words, dtype="float32", implementation="threefry2x32", oracle=vma
         assert_near(got, want, TOLERANCE[dtype] * (1 if use is value else 10))
 
 
-@seeds(5, 80)
-def test_structures(seed):
-    rng = np.random.default_rng([0, seed])
-    check(rng, draw(rng, ELEMENTWISE | COLLECTIVE | ALGEBRA, WRAPPERS))
+# ------------------------------------------------------------------------------ families
 
 
-@seeds(3, 60)
-def test_branches_that_are_not_differentiable_where_they_are_not_taken(seed):
-    rng = np.random.default_rng([5, seed])
-    rules = {
-        "custom_jvp",
-        "custom_vjp",
-        "scan",
-        "counted",
-        "cond",
-        "switch",
-        "jit",
-        "remat",
-        "vmapped",
-        "gradient",
-    }
-    words = f"guarded {draw(rng, ELEMENTWISE, rules).split(';')[0]}"
-    # JAX's own vmap loses custom_vjp rules under a vmap in a branch: test_jax_bugs.py.
-    check(
-        rng,
-        words,
+class Family(NamedTuple):
+    """Which programs a test draws, and what they are compared with.
+
+    Attributes:
+      quick, all: how many seeds are tried in a quick run, and how many with ``--slow``.
+      leaves, wrappers: of what programs are made.
+      uses: what is computed; by default the value, and a derivative that all pieces have.
+      dtypes, implementations: of operands and keys, in turn.
+      first: a word that the program begins with, which takes its first chain only.
+    """
+
+    quick: int
+    all: int
+    leaves: Any
+    wrappers: Any
+    oracle: Callable = vmapped
+    uses: Callable = uses_of
+    dtypes: tuple = ("float32",)
+    implementations: tuple = ("threefry2x32",)
+    first: str = ""
+
+
+RULES = {"custom_jvp", "custom_vjp"}
+BRANCHES = {"scan", "counted", "cond", "switch", "jit", "remat"}
+NOT_OF_KEYS = {"custom_batched", "custom_vjp_summing"}
+
+
+def only_values(words, rng):
+    return [value]
+
+
+def value_and_reverse(words, rng):
+    return [value, reverse]
+
+
+def value_and_a_derivative(words, rng):
+    return [value, forward if modes(words.split()) == {"forward"} else reverse]
+
+
+# Their order is part of the seeds.
+FAMILIES = {
+    "structures": Family(5, 80, ELEMENTWISE | COLLECTIVE | ALGEBRA, WRAPPERS),
+    "linear algebra": Family(2, 30, ALGEBRA, WRAPPERS),
+    "random numbers": Family(
+        quick=3,
+        all=30,
+        leaves=RANDOM,
+        wrappers=set(WRAPPERS) - NOT_OF_KEYS,
         oracle=looped,
-        uses=[value, forward if modes(words.split()) == {"forward"} else reverse],
-    )
+        implementations=("threefry2x32", "rbg", "unsafe_rbg"),
+    ),
+    "narrow floats": Family(
+        quick=2,
+        all=40,
+        leaves=ELEMENTWISE | COLLECTIVE | RANDOM,
+        wrappers=set(WRAPPERS) - {"gradient"},
+        dtypes=("float16", "bfloat16"),
+    ),
+    "floats of eight bits": Family(
+        quick=2,
+        all=30,
+        leaves=SIMPLE,
+        wrappers=BRANCHES | {"loop", "custom_jvp"},
+        uses=only_values,
+        dtypes=("float8_e4m3fn", "float8_e5m2"),
+    ),
+    # JAX's own vmap loses custom_vjp rules under a vmap in a branch: test_jax_bugs.py.
+    "branches that are not differentiable where they are not taken": Family(
+        quick=3,
+        all=60,
+        leaves=ELEMENTWISE,
+        wrappers=BRANCHES | RULES | {"vmapped", "gradient"},
+        oracle=looped,
+        uses=value_and_a_derivative,
+        first="guarded",
+    ),
+    "rules of weights": Family(
+        quick=3,
+        all=40,
+        leaves=ELEMENTWISE,
+        wrappers={"scan", "counted", "cond", "jit", "remat", "vmapped"},
+        uses=value_and_reverse,
+        first="shared",
+    ),
+    "operations that jax does not map": Family(
+        quick=3,
+        all=40,
+        leaves=UNMAPPED,
+        wrappers=BRANCHES | RULES | {"loop"},
+        oracle=looped,
+        uses=only_values,
+    ),
+}
 
 
-@seeds(3, 40)
-def test_rules_of_weights(seed):
-    rng = np.random.default_rng([6, seed])
-    words = f"shared {draw(rng, ELEMENTWISE, {'scan', 'counted', 'cond', 'jit', 'remat', 'vmapped'}).split(';')[0]}"
-    check(rng, words, uses=[value, reverse])
+def programs():
+    """Each family and seed: a few, and more of them slow; or as many as asked for."""
+    for name, family in FAMILIES.items():
+        asked = range(SEED, SEED + EXAMPLES)
+        for seed in asked or range(family.all):
+            slow = not EXAMPLES and seed >= family.quick
+            marks = [pytest.mark.slow] if slow else []
+            yield pytest.param(name, seed, marks=marks, id=f"{name}-{seed}")
 
 
-@seeds(2, 30)
-def test_linear_algebra(seed):
-    rng = np.random.default_rng([1, seed])
-    check(rng, draw(rng, ALGEBRA, WRAPPERS))
-
-
-@seeds(3, 30)
-def test_random_numbers(seed):
-    rng = np.random.default_rng([2, seed])
-    implementation = ["threefry2x32", "rbg", "unsafe_rbg"][seed % 3]
-    plain = sorted(set(WRAPPERS) - {"custom_batched", "custom_vjp_summing"})
-    check(rng, draw(rng, RANDOM, plain), implementation=implementation, oracle=looped)
-
-
-@seeds(3, 40)
-def test_operations_that_jax_does_not_map(seed):
-    rng = np.random.default_rng([7, seed])
-    wrappers = {
-        "scan",
-        "counted",
-        "loop",
-        "cond",
-        "switch",
-        "jit",
-        "remat",
-        "custom_jvp",
-        "custom_vjp",
-    }
-    check(rng, draw(rng, UNMAPPED, wrappers), oracle=looped, uses=[value])
-
-
-@seeds(2, 40)
-def test_narrow_floats(seed):
-    rng = np.random.default_rng([3, seed])
-    dtype = ["float16", "bfloat16"][seed % 2]
-    check(
-        rng,
-        draw(rng, ELEMENTWISE | COLLECTIVE | RANDOM, sorted(set(WRAPPERS) - {"gradient"})),
-        dtype,
-    )
-
-
-@seeds(2, 30)
-def test_floats_of_eight_bits(seed):
-    rng = np.random.default_rng([4, seed])
-    dtype = ["float8_e4m3fn", "float8_e5m2"][seed % 2]
-    wrappers = {"scan", "counted", "loop", "cond", "switch", "jit", "remat", "custom_jvp"}
-    check(rng, draw(rng, SIMPLE, wrappers), dtype, uses=[value])
+@pytest.mark.parametrize(("name", "seed"), [*programs()])
+def test_a_body_is_as_under_vmap_or_element_by_element(name, seed):
+    family = FAMILIES[name]
+    rng = np.random.default_rng([list(FAMILIES).index(name), seed])
+    words = draw(rng, family.leaves, family.wrappers)
+    if family.first:
+        words = f"{family.first} {words.split(';')[0]}"
+    dtype = family.dtypes[seed % len(family.dtypes)]
+    implementation = family.implementations[seed % len(family.implementations)]
+    check(rng, words, dtype, implementation, family)

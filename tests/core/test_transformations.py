@@ -40,37 +40,18 @@ def by_vmap(programs, a, b):
 # ------------------------------------------------------------------ differentiation inside
 
 
-def smooth(x, u, w):
-    return jnp.tanh(x * w).sum() * u + jnp.cos(x @ w)
-
-
 def vector(x, u, w):
     return jnp.sin(x * u) + w * x[::-1]
-
-
-def checkpoints(x, u, w):
-    block = jax.checkpoint(
-        lambda v: jnp.sin(jnp.sin(v * u) @ w), policy=jax.checkpoint_policies.dots_saveable
-    )
-    static = jax.checkpoint(lambda v, n: (v**n).sum(), static_argnums=1)
-    return (
-        block(x),
-        jax.grad(block)(x),
-        jax.grad(static)(x, 3),
-        jax.hessian(jax.checkpoint(smooth))(x, u, w),
-    )
 
 
 def total_loss(x, u, w):
     return lax.psum(jnp.sin(x * w).sum(), "a") * u + (x * lax.pmean(x, "b")).sum()
 
 
-def named_gradients(x, u, w):
-    return jax.value_and_grad(total_loss, argnums=(0, 1, 2))(x, u, w)
-
-
 def named_pullbacks_and_pushforwards(x, u, w):
-    function = lambda x, u: lax.psum(x * u, "a") * lax.all_gather(x, "b").sum(0)
+    def function(x, u):
+        return lax.psum(x * u, "a") * lax.all_gather(x, "b").sum(0)
+
     out, pullback = jax.vjp(function, x, u)
     value, linear = jax.linearize(function, x, u)
     transposed = jax.linear_transpose(lambda v: lax.psum(v * u, "b"), x)(x * w)
@@ -78,13 +59,10 @@ def named_pullbacks_and_pushforwards(x, u, w):
 
 
 def named_jacobians(x, u, w):
-    function = lambda x: lax.psum(jnp.sin(x), "b") * x
+    def function(x):
+        return lax.psum(jnp.sin(x), "b") * x
+
     return jax.jacfwd(function)(x), jax.jacrev(function)(x), jax.hessian(total_loss)(x, u, w)
-
-
-def named_checkpoint(x, u, w):
-    block = jax.checkpoint(lambda x, u: total_loss(jnp.sin(x), u, w))
-    return jax.grad(block, argnums=(0, 1))(x, u), jax.jvp(block, (x, u), (w, u))
 
 
 # ------------------------------------------------------------------------ vmap inside
@@ -119,19 +97,6 @@ def shapes_and_jaxprs(x, u, w):
         closed(x, *constants),
         constant,
         scoped,
-    )
-
-
-def barriers_and_placements(x, u, w):
-    first, second = lax.optimization_barrier((x * u, w))
-    put = jax.device_put(x) + u
-    by_platform = lax.platform_dependent(x, cpu=lambda v: v * u, default=lambda v: v)
-    return (
-        first,
-        second,
-        put,
-        by_platform,
-        jax.grad(lambda v: lax.optimization_barrier(v * u).sum())(x),
     )
 
 
@@ -207,8 +172,13 @@ def pallas_kernels(x, u, w):
 def pure_callbacks(x, u, w):
     shape = jax.ShapeDtypeStruct((3,), jnp.float32)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
-    add = lambda v, t: np.asarray(v) + np.asarray(t)[..., None]
-    row_sum = lambda v: np.sin(np.asarray(v)).sum(-1).astype(np.float32)
+
+    def add(v, t):
+        return np.asarray(v) + np.asarray(t)[..., None]
+
+    def row_sum(v):
+        return np.sin(np.asarray(v)).sum(-1).astype(np.float32)
+
     return (
         jax.pure_callback(add, shape, x, u, vmap_method="sequential"),
         jax.pure_callback(add, shape, x, u, vmap_method="broadcast_all"),
@@ -217,15 +187,8 @@ def pure_callbacks(x, u, w):
     )
 
 
-LOCAL = (checkpoints, vmaps, shapes_and_jaxprs, barriers_and_placements, custom_vmaps)
-LOCAL += (pure_callbacks, pallas_kernels, ffi_call)
-NAMED = (
-    named_gradients,
-    named_pullbacks_and_pushforwards,
-    named_jacobians,
-    named_checkpoint,
-    named_jaxpr,
-)
+LOCAL = (vmaps, shapes_and_jaxprs, custom_vmaps, pure_callbacks, pallas_kernels, ffi_call)
+NAMED = (named_pullbacks_and_pushforwards, named_jacobians, named_jaxpr)
 
 
 def check_inside(programs, placement):
@@ -525,7 +488,10 @@ def rules_that_close_over_named_values(x, u, w):
     forward.defjvp(lambda primals, tangents: (forward(*primals), tangents[0] * 7 * u))
     backward = jax.custom_vjp(lambda v: v * u)
     backward.defvjp(lambda v: (v * u, None), lambda _, ct: (ct * 3 * u,))
-    loss = lambda v: (forward(v) * backward(v) * w).sum()
+
+    def loss(v):
+        return (forward(v) * backward(v) * w).sum()
+
     return jax.value_and_grad(loss)(x), jax.grad(loss)(w)
 
 
@@ -544,116 +510,12 @@ def test_custom_rules_that_close_over_named_values(placement):
 # Inner axes k and m, by ``over(function, in_axes, out_axes, name)``: of an xmap, and of jax.vmap.
 
 
-def over_xmap(function, in_axes, out_axes, name, **options):
-    specs = tuple({} if at is None else {at: name} for at in in_axes)
-    return xmap(function, specs, jax.tree.map(lambda at: {at: name}, out_axes), **options)
-
-
-def over_vmap(function, in_axes, out_axes, name, **options):
-    return jax.vmap(function, in_axes, out_axes, axis_name=name)
-
-
-def inner_local(over, x, u, w):
-    """An inner axis over a positional dimension; u is closed over."""
-    return over(lambda t, s: (t - lax.pmean(t, "k")) * s + u, (0, None), 0, "k")(x, w[0])
-
-
-def inner_over_outer_names(over, x, u, w):
-    body = lambda t: (
-        lax.psum(t, ("k", "a")) + lax.pmax(t, "b") + lax.axis_index("a") * t,
-        lax.all_gather(t, "b"),
-    )
-    return over(body, (0,), (0, 1), "k")(x)
-
-
-def inner_twice(over, x, u, w):
-    innermost = lambda s: over(lambda t: t * s + lax.psum(t * s, ("m", "k", "a")), (0,), 0, "m")(w)
-    return over(innermost, (0,), 0, "k")(x)
-
-
-def inner_in_a_loop(over, x, u, w):
-    inner = over(lambda t, s: t * s + u, (0, None), 0, "k", axis_resources={"k": SerialLoop(3)})
-    return inner(x, w[1])
-
-
-def inner_gradient(over, x, u, w):
-    loss = lambda x, w: over(lambda t, s: lax.psum(jnp.sin(t * s), "k") * u, (0, 0), 0, "k")(x, w)[
-        0
-    ]
-    return jax.value_and_grad(loss, argnums=(0, 1))(x, w)
-
-
-INNER = (inner_local, inner_over_outer_names, inner_twice, inner_in_a_loop, inner_gradient)
-
-
-def nested(over):
-    return lambda x, u, w: {f.__name__: f(over, x, u, w) for f in INNER}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_nested_xmap(placement):
-    a, b, resources = PLACEMENTS[placement]
-    with mesh42():
-        result = xmapped(resources)(nested(over_xmap))(*arguments(a, b))
-    assert_same(result, jax.jit(vmapped(nested(over_vmap)))(*arguments(a, b)))
-
-
-FREE_MESH_AXES = {"vectorized": ("x", ("x", "y")), "a:x": ("y",), "b:y": ("x",), "b:x": ("y",)}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "placement,own", [(p, own) for p, free in FREE_MESH_AXES.items() for own in free], ids=str
-)
-def test_nested_xmap_with_its_own_resources(placement, own):
-    """The inner axis lives on mesh axes that the outer one leaves free; values and both gradients are positional."""
-    a, b, resources = PLACEMENTS[placement]
-    u = arguments(a, b)[1]
-    wide = np.random.default_rng(3).normal(size=(a, b, 8)).astype(np.float32)
-    scale = np.random.default_rng(4).normal(size=8).astype(np.float32)
-
-    def inner(t, s, u):
-        return jnp.sin(t * s) * u - lax.pmean(t, "k") + lax.psum(t * u, "a") * 0.1
-
-    def body(v, u, scale):
-        return xmap(inner, ({0: "k"}, {0: "k"}, {}), {0: "k"}, axis_resources={"k": own})(
-            v, scale, u
-        )
-
-    def positional(v, u, scale):
-        outer = u[:, None, None]
-        return jnp.sin(v * scale) * outer - v.mean(-1, keepdims=True) + (v * outer).sum(0) * 0.1
-
-    derivatives = lambda f: jax.value_and_grad(
-        lambda *args: jnp.cos(f(*args)).sum(), argnums=(0, 1, 2)
-    )
-    with mesh42():
-        nested = xmapped(resources)(body)
-        result = jax.jit(lambda *args: (nested(*args), derivatives(nested)(*args)))(wide, u, scale)
-        inside = xmapped(resources)(jax.grad(lambda *args: body(*args).sum()))(wide, u, scale)
-    assert_same(result, (positional(wide, u, scale), derivatives(positional)(wide, u, scale)))
-    # In the body, psum over a is transposed to psum: every element's loss counts.
-    slope = np.cos(wide * scale) * scale * u[:, None, None] - 1 + 0.1 * u[:, None, None] * a
-    assert_same(inside, slope.astype(np.float32))
-
-
 # ------------------------------------------------------------------------ around an xmapped function
 
 
 def mixing(x, u, w):
     """The body that outer transformations see; it keeps the shape of x."""
     return jnp.tanh(x * w + u) + lax.pmean(x, "a") * lax.psum(x[0] * u, "b")
-
-
-def jit_around(f, x, u, w):
-    return jax.jit(f)(x, u, w), jax.jit(lambda x, n: f(x, u, w) ** n, static_argnums=1)(x, 2)
-
-
-def gradients_around(f, x, u, w):
-    loss = lambda *args: jnp.sin(f(*args)).sum()
-    with_aux = lambda *args: (loss(*args), f(*args))
-    return jax.grad(loss, (0, 1, 2))(x, u, w), jax.value_and_grad(with_aux, has_aux=True)(x, u, w)
 
 
 def vjp_and_jvp_around(f, x, u, w):
@@ -671,7 +533,9 @@ def vjp_and_jvp_around(f, x, u, w):
 
 
 def jacobians_around(f, x, u, w):
-    loss = lambda w: jnp.sin(f(x, u, w)).sum()
+    def loss(w):
+        return jnp.sin(f(x, u, w)).sum()
+
     return (
         jax.jacfwd(f, 2)(x, u, w),
         jax.jacrev(lambda w: f(x, u, w).sum((0, 2)))(w),
@@ -692,21 +556,6 @@ def vmaps_around(f, x, u, w):
     return first, every, named, twice
 
 
-def vmap_and_grad_around(f, x, u, w):
-    loss = lambda x, w: jnp.sin(f(x, u, w)).sum()
-    per_example = jax.vmap(jax.grad(loss, (0, 1)), in_axes=(0, None))(jnp.stack([x, -x]), w)
-    return per_example, jax.grad(
-        lambda w: jax.vmap(loss, in_axes=(0, None))(jnp.stack([x, -x]), w).sum()
-    )(w)
-
-
-def checkpoint_around(f, x, u, w):
-    loss = jax.checkpoint(
-        lambda *args: jnp.sin(f(*args)).sum(), policy=jax.checkpoint_policies.nothing_saveable
-    )
-    return jax.value_and_grad(loss, (0, 1, 2))(x, u, w)
-
-
 def custom_rules_around(f, x, u, w):
     forward = jax.custom_jvp(lambda x: f(x, u, w))
     forward.defjvp(lambda p, t: (forward(*p), f(t[0], u, w) * 2))
@@ -720,26 +569,10 @@ def custom_rules_around(f, x, u, w):
     )
 
 
-def functions_around(f, x, u, w):
-    shape = jax.eval_shape(f, x, u, w)
-    jaxpr = jax.make_jaxpr(f)(x, u, w)
-    closed, constants = jax.closure_convert(lambda v: f(v, u, w), x)
-    barrier = lax.optimization_barrier(f(x, u, w))
-    with jax.named_scope("outside"):
-        called = jax.named_call(f, name="f")(x, u, w)
-    return (
-        jnp.ones(shape.shape, shape.dtype),
-        jaxpr_as_fun(jaxpr)(x, u, w),
-        closed(x, *constants),
-        barrier,
-        called,
-    )
-
-
 AROUND = {
-    "differentiation": (gradients_around, vjp_and_jvp_around, jacobians_around, checkpoint_around),
-    "vmap": (vmaps_around, vmap_and_grad_around),
-    "rules": (jit_around, custom_rules_around, functions_around),
+    "differentiation": (vjp_and_jvp_around, jacobians_around),
+    "vmap": (vmaps_around,),
+    "rules": (custom_rules_around,),
 }
 
 
@@ -756,13 +589,16 @@ def test_a_vmap_around_has_a_name_of_its_own(name, placement):
     """It may be that of a named axis, or of a mesh axis that the call does not use; any other is refused."""
     a, b, resources = PLACEMENTS[placement]
     x, u, w = arguments(a, b)
-    mapped = lambda f, **options: jax.vmap(f, (0, None, None), **options)
-    loss = lambda f, **options: jax.grad(
-        lambda *args: jnp.sin(mapped(f, **options)(*args)).sum(), (0, 1, 2)
-    )
-    both = lambda f, **options: (
-        lambda *args: (mapped(f, **options)(*args), loss(f, **options)(*args))
-    )
+
+    def mapped(f, **options):
+        return jax.vmap(f, (0, None, None), **options)
+
+    def loss(f, **options):
+        return jax.grad(lambda *args: jnp.sin(mapped(f, **options)(*args)).sum(), (0, 1, 2))
+
+    def both(f, **options):
+        return lambda *args: (mapped(f, **options)(*args), loss(f, **options)(*args))
+
     stacked, f = np.stack([x, -x]), xmapped(resources)(mixing)
     with mesh42():
         f(x, u, w)  # what is compiled already is refused as well
@@ -821,11 +657,14 @@ def test_double_precision(placement):
             xmapped(resources)(draw_index)(*args),
         )
         v = vmapped(mixing)
-        uses = lambda *args: (
-            v(*args),
-            jax.grad(lambda *args: v(*args).sum())(*args),
-            vmapped(draw_index)(*args),
-        )
+
+        def uses(*args):
+            return (
+                v(*args),
+                jax.grad(lambda *args: v(*args).sum())(*args),
+                vmapped(draw_index)(*args),
+            )
+
         expected = jax.jit(uses)(*args)
         assert result[0].dtype == jnp.float64
         assert_same(result, expected)
@@ -857,7 +696,10 @@ def test_derivatives_of_interpreted_pallas_kernels(rng):
 
 def _on_a_tpu(v):
     """It cannot be lowered for a CPU, nor differentiated."""
-    double = lambda source, target: target.__setitem__(..., 2 * source[...])
+
+    def double(source, target):
+        return target.__setitem__(..., 2 * source[...])
+
     return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(v.shape, v.dtype))(v)
 
 

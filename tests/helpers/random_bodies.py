@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
-from jax.scipy.linalg import cho_factor, cho_solve
 from jax.scipy.sparse.linalg import cg
 
 # -------------------------------------------------------------------------------- leaves
@@ -44,15 +43,25 @@ def cholesky(v, w):
 
 def linear_solve(v, w):
     a = matrix(v, w)
-    solve = lambda transposed: lambda _, b: jnp.linalg.solve(a.T if transposed else a, b)
+
+    def solve(transposed):
+        return lambda _, b: jnp.linalg.solve(a.T if transposed else a, b)
+
     return lax.custom_linear_solve(lambda x: a @ x, v, solve(False), transpose_solve=solve(True))
 
 
 def root(v, w):
     """Where ``x + tanh(x) / 2`` is v, by Newton's method with a loop."""
-    equation = lambda x: x + jnp.tanh(x) / 2 - v
-    step = lambda _, x: x - equation(x) / (1.5 - jnp.tanh(x) ** 2 / 2)
-    solve = lambda _, x: lax.fori_loop(0, 6, step, x)
+
+    def equation(x):
+        return x + jnp.tanh(x) / 2 - v
+
+    def step(_, x):
+        return x - equation(x) / (1.5 - jnp.tanh(x) ** 2 / 2)
+
+    def solve(_, x):
+        return lax.fori_loop(0, 6, step, x)
+
     return lax.custom_root(equation, v, solve, lambda g, y: y / g(jnp.ones(3))) * w
 
 
@@ -62,7 +71,10 @@ def factor(w):
 
 def branching(w):
     """An operator that elements choose by w, and that JAX transposes: x times the factor."""
-    inner = lambda x: lax.cond(w[1] > 0, lambda x: 2.5 * x, jnp.negative, x)
+
+    def inner(x):
+        return lax.cond(w[1] > 0, lambda x: 2.5 * x, jnp.negative, x)
+
     return lambda x: lax.cond(w[0] > 0, lambda x: 3 * x, inner, x)
 
 
@@ -71,7 +83,9 @@ def cg_of_branches(v, w):
 
 
 def root_of_branches(v, w):
-    equation = lambda x: branching(w)(x) - jnp.sin(v)
+    def equation(x):
+        return branching(w)(x) - jnp.sin(v)
+
     return lax.custom_root(
         equation, v, lambda f, x: x - f(x) / factor(w), lambda g, y: y / factor(w)
     )
@@ -80,7 +94,10 @@ def root_of_branches(v, w):
 # JAX (to 0.12) fails in the derivative of a reduction if one operand has none: all depend on v.
 def reduce_pairs(v, w):
     """A product of complex numbers, by a computation of two operands."""
-    times = lambda x, y: (x[0] * y[0] - x[1] * y[1], x[1] * y[0] + x[0] * y[1])
+
+    def times(x, y):
+        return (x[0] * y[0] - x[1] * y[1], x[1] * y[0] + x[0] * y[1])
+
     real, imaginary = lax.reduce(
         (jnp.tanh(v), v * w), (jnp.float32(1), jnp.float32(0)), times, (0,)
     )
@@ -89,104 +106,107 @@ def reduce_pairs(v, w):
 
 def reduce_triples(v, w):
     """Two sums and a product, by a computation of three operands."""
-    add = lambda x, y: (x[0] + y[0], x[1] * y[1], x[2] + y[2] + 0.5)
+
+    def add(x, y):
+        return (x[0] + y[0], x[1] * y[1], x[2] + y[2] + 0.5)
+
     init = jnp.float32(0), jnp.float32(1), jnp.float32(-0.5)
     parts = lax.reduce((v, jnp.sin(v - w), v * w), init, add, (0,))
     return v + parts[0] * parts[1] - parts[2] / 8
 
 
-ELEMENTWISE = {
-    "tanh": lambda v, w, key: jnp.tanh(v * w),
-    "relu": lambda v, w, key: jax.nn.relu(v) - v * w,
-    "silu": lambda v, w, key: jax.nn.silu(v * w),
-    "softplus": lambda v, w, key: jax.nn.softplus(v) - w,
-    "sort": lambda v, w, key: jnp.sort(v) + w[::-1],
-    "softmax": lambda v, w, key: jax.nn.softmax(v * w),
-    "norm": lambda v, w, key: v / (1 + jnp.linalg.norm(w)),
-}
-ALGEBRA = {
-    "solve": wide(lambda v, w: jnp.linalg.solve(matrix(v, w), v)),
-    "cholesky": wide(cholesky),
-    "cho_solve": wide(lambda v, w: cho_solve(cho_factor(symmetric(v, w)), v)),
-    "inv": wide(lambda v, w: jnp.linalg.inv(matrix(v, w)) @ w),
-    "eigvalsh": wide(lambda v, w: jnp.linalg.eigvalsh(symmetric(v, w)) / 4),
-    "qr": wide(lambda v, w: jnp.abs(jnp.linalg.qr(matrix(v, w))[1]).sum(0) / 4),
-    "slogdet": wide(lambda v, w: v * jnp.linalg.slogdet(matrix(v, w))[1]),
-    "linear_solve": wide(linear_solve),
-    "cg": wide(lambda v, w: cg(lambda x: symmetric(w, w) @ x, v, maxiter=4)[0]),
-    "root": wide(root),
-    "cg_of_branches": wide(cg_of_branches),
-    "root_of_branches": wide(root_of_branches),
-    "reduce_pairs": wide(reduce_pairs),
-    "reduce_triples": wide(reduce_triples),
-    "reduce_with": wide(
-        lambda v, w: v * lax.reduce(v * w, jnp.float32(0), lambda x, y: x + y + x * y, (0,)) / 8
-    ),
-}
+def leaves(text):
+    """``{name: (v, w, key) -> v}`` of lines such as ``tanh: jnp.tanh(v * w)``."""
+    pairs = [line.split(": ", 1) for line in text.strip().splitlines()]
+    return {name: eval(f"lambda v, w, key: {expression}") for name, expression in pairs}
 
 
-SIMPLE = {
-    "add": lambda v, w, key: v + w,
-    "mul": lambda v, w, key: v * w,
-    "maximum": lambda v, w, key: jnp.maximum(v, -w),
-    "where": lambda v, w, key: jnp.where(w > 0, v, -w),
-    "sum": lambda v, w, key: v.sum() * w,
-    "max": lambda v, w, key: v.max() - w,
-    "sine": lambda v, w, key: jnp.sin(v) + w,
-    "cast": lambda v, w, key: jnp.cos(v.astype(jnp.float32) + w.astype(jnp.float32)).astype(
-        v.dtype
-    ),
-    "gather_a": lambda v, w, key: lax.all_gather(v, "a")[1] * w,
-    "largest_b": lambda v, w, key: lax.pmax(lax.stop_gradient(v), "b") - w,
-    "shift_a": lambda v, w, key: v - lax.ppermute(w, "a", [(0, 1), (1, 2), (2, 3), (3, 0)]),
-}
-RANDOM = {
-    "uniform": lambda v, w, key: v * jax.random.uniform(key, (3,), v.dtype),
-    "normal": lambda v, w, key: (
-        v + w * jax.random.normal(jax.random.fold_in(key, 3), (3,), v.dtype)
-    ),
-    "split": lambda v, w, key: v * jax.random.uniform(jax.random.split(key, 3)[1], (), v.dtype),
-    "bits": lambda v, w, key: v + (jax.random.bits(key, (3,)) % 8).astype(v.dtype) / 8,
-    "permutation": lambda v, w, key: jax.random.permutation(key, v) - w,
-}
+ELEMENTWISE = leaves("""
+tanh: jnp.tanh(v * w)
+relu: jax.nn.relu(v) - v * w
+silu: jax.nn.silu(v * w)
+softplus: jax.nn.softplus(v) - w
+sort: jnp.sort(v) + w[::-1]
+softmax: jax.nn.softmax(v * w)
+norm: v / (1 + jnp.linalg.norm(w))
+""")
+
+
+def of_matrices(text):
+    """The same of lines of v and w in float32, which linear algebra wants."""
+    pairs = [line.split(": ", 1) for line in text.strip().splitlines()]
+    return {name: wide(eval(f"lambda v, w: {expression}")) for name, expression in pairs}
+
+
+ALGEBRA = of_matrices("""
+solve: jnp.linalg.solve(matrix(v, w), v)
+cholesky: cholesky(v, w)
+cho_solve: cho_solve(cho_factor(symmetric(v, w)), v)
+inv: jnp.linalg.inv(matrix(v, w)) @ w
+eigvalsh: jnp.linalg.eigvalsh(symmetric(v, w)) / 4
+qr: jnp.abs(jnp.linalg.qr(matrix(v, w))[1]).sum(0) / 4
+slogdet: v * jnp.linalg.slogdet(matrix(v, w))[1]
+linear_solve: linear_solve(v, w)
+cg: cg(lambda x: symmetric(w, w) @ x, v, maxiter=4)[0]
+root: root(v, w)
+cg_of_branches: cg_of_branches(v, w)
+root_of_branches: root_of_branches(v, w)
+reduce_pairs: reduce_pairs(v, w)
+reduce_triples: reduce_triples(v, w)
+reduce_with: v * lax.reduce(v * w, jnp.float32(0), lambda x, y: x + y + x * y, (0,)) / 8
+""")
+RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
+SIMPLE = leaves("""
+add: v + w
+mul: v * w
+maximum: jnp.maximum(v, -w)
+where: jnp.where(w > 0, v, -w)
+sum: v.sum() * w
+max: v.max() - w
+sine: jnp.sin(v) + w
+cast: jnp.cos(v.astype(jnp.float32) + w.astype(jnp.float32)).astype(v.dtype)
+gather_a: lax.all_gather(v, "a")[1] * w
+largest_b: lax.pmax(lax.stop_gradient(v), "b") - w
+shift_a: v - lax.ppermute(w, "a", RING)
+""")
+RANDOM = leaves("""
+uniform: v * jax.random.uniform(key, (3,), v.dtype)
+normal: v + w * jax.random.normal(jax.random.fold_in(key, 3), (3,), v.dtype)
+split: v * jax.random.uniform(jax.random.split(key, 3)[1], (), v.dtype)
+bits: v + (jax.random.bits(key, (3,)) % 8).astype(v.dtype) / 8
+permutation: jax.random.permutation(key, v) - w
+""")
+
+
+def ragged_product(v, w):
+    rows = jnp.stack([v, w])[:, :, None]
+    return lax.ragged_dot(jnp.outer(w, v), rows, jnp.int32([1, 2]))[:, 0]
+
+
+def extrema(x, y):
+    return jnp.maximum(x[0], y[0]), jnp.minimum(x[1], y[1])
+
+
 # JAX (to 0.12) has no batching rule for them where these operands are mapped.
-UNMAPPED = {
-    "reduce": lambda v, w, key: v - lax.reduce(v * w, w[0], lambda x, y: jnp.maximum(x, y), (0,)),
-    "reduce_two": lambda v, w, key: (
-        v
-        - sum(
-            lax.reduce(
-                (v, w),
-                (w[1], v[1]),
-                lambda x, y: (jnp.maximum(x[0], y[0]), jnp.minimum(x[1], y[1])),
-                (0,),
-            )
-        )
-    ),
-    "reduce_window": lambda v, w, key: (
-        lax.reduce_window(v, w[0], jnp.maximum, (2,), (1,), [(1, 0)]) - w
-    ),
-    "ragged_dot": wide(
-        lambda v, w: lax.ragged_dot(
-            jnp.outer(w, v), jnp.stack([v, w])[:, :, None], jnp.int32([1, 2])
-        )[:, 0]
-    ),
-}
+UNMAPPED = leaves("""
+reduce: v - lax.reduce(v * w, w[0], lambda x, y: jnp.maximum(x, y), (0,))
+reduce_two: v - sum(lax.reduce((v, w), (w[1], v[1]), extrema, (0,)))
+reduce_window: lax.reduce_window(v, w[0], jnp.maximum, (2,), (1,), [(1, 0)]) - w
+""")
+UNMAPPED["ragged_dot"] = wide(ragged_product)
 # No all_to_all: under vmap, JAX (to 0.12) gives it other shapes inside of a gradient.
-COLLECTIVE = {
-    "psum_a": lambda v, w, key: v - w * lax.psum(v, "a") / 4,
-    "pmean_b": lambda v, w, key: v * lax.pmean(v * w, "b"),
-    "psum_ab": lambda v, w, key: v + lax.psum(jnp.sin(v * w), ("a", "b")) / 8,
-    "psum_w_a": lambda v, w, key: v * lax.psum(w, "a") / 4,
-    "pmax_a": lambda v, w, key: v - lax.pmax(lax.stop_gradient(v), "a") * w,
-    "ppermute_a": lambda v, w, key: v - lax.ppermute(v * w, "a", [(0, 1), (1, 2), (2, 3), (3, 0)]),
-    "all_gather_b": lambda v, w, key: v + (lax.all_gather(v, "b") * w).mean(0),
-    "psum_scatter_b": lambda v, w, key: (
-        v * lax.psum_scatter(jnp.concatenate([v, w]), "b", tiled=True)
-    ),
-    "index_a": lambda v, w, key: v * (1 + lax.axis_index("a").astype(v.dtype)) / 4,
-    "index_b": lambda v, w, key: jnp.stack([v, w])[lax.axis_index("b")],
-}
+COLLECTIVE = leaves("""
+psum_a: v - w * lax.psum(v, "a") / 4
+pmean_b: v * lax.pmean(v * w, "b")
+psum_ab: v + lax.psum(jnp.sin(v * w), ("a", "b")) / 8
+psum_w_a: v * lax.psum(w, "a") / 4
+pmax_a: v - lax.pmax(lax.stop_gradient(v), "a") * w
+ppermute_a: v - lax.ppermute(v * w, "a", RING)
+all_gather_b: v + (lax.all_gather(v, "b") * w).mean(0)
+psum_scatter_b: v * lax.psum_scatter(jnp.concatenate([v, w]), "b", tiled=True)
+index_a: v * (1 + lax.axis_index("a").astype(v.dtype)) / 4
+index_b: jnp.stack([v, w])[lax.axis_index("b")]
+""")
 COLLECTIVE |= {name: SIMPLE[name] for name in ("gather_a", "largest_b", "shift_a")}
 LEAVES = ELEMENTWISE | ALGEBRA | SIMPLE | RANDOM | UNMAPPED | COLLECTIVE
 
@@ -208,7 +228,9 @@ def vmapped_in_part(g):
 
 def scan(g):
     def run(v, w, key):
-        turn = lambda carry, c: (g(carry, w * c, key), carry.sum())
+        def turn(carry, c):
+            return (g(carry, w * c, key), carry.sum())
+
         out, sums = lax.scan(turn, v, jnp.array([1, 0.5], v.dtype))
         return out + sums.mean()
 
@@ -229,7 +251,9 @@ def cond(g):
 
 
 def switch(g):
-    index = lambda w: (w[0] > 0).astype(int) + (w[1] > 0)
+    def index(w):
+        return (w[0] > 0).astype(int) + (w[1] > 0)
+
     branches = [
         lambda v, w, key: -v,
         lambda v, w, key: g(v, w, key),
@@ -423,7 +447,10 @@ def chains_of(words):
 
 def body(words):
     """The function that words make."""
-    wrap = lambda g, name: (WRAPPERS | SPECIAL)[name](g)
+
+    def wrap(g, name):
+        return (WRAPPERS | SPECIAL)[name](g)
+
     pieces = [
         functools.reduce(wrap, reversed(wrappers), LEAVES[leaf])
         for *wrappers, leaf in chains_of(words)

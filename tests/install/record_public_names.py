@@ -1,11 +1,11 @@
-"""Record which public names and keywords of old JAX are gone from JAX today: ``python record_public_names.py``.
+"""Record which public names of old JAX are gone from JAX today: ``python record_public_names.py``.
 
 Writes ``gone.json``.  Sources are downloaded with pip and read with ``ast``, never imported: the jaxlibs of the old
 releases are not to be had any more.
 
 Public is, in modules of JAX without an underscore or tests: what a module defines, what it imports under the same name
 (``a as a``), and, where it defines no functions, what it imports from JAX.  Gone is what a module of today does
-not bind at all, and a keyword that a function does not take by name.
+not bind at all.
 """
 
 import ast
@@ -71,30 +71,22 @@ class Release:
                     }
         return self._bound[module]
 
-    def function(self, module, name, depth=8):
-        """The definition of a function, through the modules that import it."""
-        node = self.bound(module).get(name)
-        if isinstance(node, str) and depth:
-            home, _, name = node.rpartition(".")
-            return self.function(home, name, depth - 1)
-        return node
-
     def public(self, everything=False):
-        """``{'jax.lax.psum': the keywords that it takes, or None}``; of everything that is bound, or what is public."""
-        names = {}
+        """The names that are public, such as 'jax.lax.psum'; or everything that is bound."""
+        names = set()
         for module in filter(is_public, self.files):
+            names.add(module)
             bound = self.bound(module)
-            facade = not any(
+            is_facade = not any(
                 isinstance(node, ast.FunctionDef) for name, node in bound.items() if is_public(name)
             )
             for name, node in bound.items():
-                of_jax = facade and isinstance(node, str) and node.startswith("jax.")
-                public = (
+                of_jax = is_facade and isinstance(node, str) and node.startswith("jax.")
+                is_exported = (
                     of_jax or not isinstance(node, str) or f"{module}.{name}" in self.reexported
                 )
-                if is_public(name) and (public or everything):
-                    names[f"{module}.{name}"] = keywords(self.function(module, name))
-            names.setdefault(module, None)
+                if is_public(name) and (is_exported or everything):
+                    names.add(f"{module}.{name}")
         return names
 
 
@@ -132,48 +124,27 @@ def is_reexport(node, alias):
     return isinstance(node, (ast.Import, ast.ImportFrom)) and alias.asname == alias.name
 
 
-def keywords(node):
-    """What a function takes by keyword; None if it takes any, or is not seen to be one."""
-    if not isinstance(node, ast.FunctionDef) or node.args.kwarg:
-        return None
-    return [a.arg for a in (*node.args.args, *node.args.kwonlyargs) if not a.arg.startswith("_")]
-
-
 def read(version):
     with tempfile.TemporaryDirectory() as folder:
         return Release(download(version, folder)).public(everything=version in SUPPORTED)
 
 
-def gone(old, new):
-    """The names of one release that another lacks, and the keywords of functions that both have."""
-    names = sorted(name for name in old if name not in new)
-    both = (
-        (name, old[name], new[name])
-        for name in sorted(old)
-        if old[name] and new.get(name) is not None
-    )
-    return names, sorted(f"{name}({k}=)" for name, had, has in both for k in had if k not in has)
-
-
 def main():
-    new = [read(version) for version in SUPPORTED]
-    last = {"names": {}, "keywords": {}}
+    today = set.intersection(*map(read, SUPPORTED))
+    last_had = {}
     counts = {}
     for version in OLD:
-        old = read(version)
-        counts[version] = len(old), sum(map(len, filter(None, old.values())))
-        for names, words in (gone(old, release) for release in new):
-            last["names"].update(dict.fromkeys(names, version))
-            last["keywords"].update(dict.fromkeys(words, version))
-    record = {"supported": SUPPORTED, "names and keywords looked at": counts}
-    for kind, found in last.items():
-        record[kind] = {v: {} for v in OLD}
-        for name in sorted(found):
-            home, _, attribute = name.rpartition(".")
-            record[kind][found[name]].setdefault(home, []).append(attribute)
-        record[kind] = {
-            v: {home: " ".join(names) for home, names in r.items()} for v, r in record[kind].items()
-        }
+        names = read(version)
+        counts[version] = len(names)
+        last_had.update(dict.fromkeys(names - today, version))
+    homes = {version: {} for version in OLD}
+    for name in sorted(last_had):
+        home, _, attribute = name.rpartition(".")
+        homes[last_had[name]].setdefault(home, []).append(attribute)
+    gone = {}
+    for version, names in homes.items():
+        gone[version] = {home: " ".join(attributes) for home, attributes in names.items()}
+    record = {"supported": SUPPORTED, "names looked at": counts, "names": gone}
     (HERE / "gone.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

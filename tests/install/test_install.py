@@ -659,19 +659,16 @@ def test_jax_is_as_it_was_whatever_a_program_raises(program):
 
 def test_an_installation_that_fails_leaves_nothing(monkeypatch):
     before = state_of_jax()
-    monkeypatch.setattr(xmap_compat.legacy.restore.old_names, "restoration", stop)
+    monkeypatch.setattr(xmap_compat.legacy.restore.old_names, "patches", stop)
     with pytest.raises(Stop):
         install()
     monkeypatch.undo()
     assert state_of_jax() == before
     held = {"kept": 1}
-    restoration = _jax.Restoration()
-    restoration.entry(held, "kept", 2)
-    restoration._plan.append(stop)
-    with pytest.raises(Stop), restoration():
+    put = _jax.replaced(held, "kept", 2)
+    with pytest.raises(Stop), _jax.Restoration(put, stop)():
         pass
     assert held == {"kept": 1}
-    restoration._plan.pop()
-    with restoration():
+    with _jax.Restoration(put)():
         assert held == {"kept": 2}
     assert held == {"kept": 1}

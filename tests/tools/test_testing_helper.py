@@ -255,14 +255,15 @@ def test_assignments_are_valid_distinct_and_complete():
     assert len(found) == len(expected)
 
 
-def test_a_limited_choice_is_stable_and_diverse():
+def test_a_limited_choice_is_spread_over_all():
     sizes, mesh = {"i": 8, "j": 8, "k": 4}, {"x": 4, "y": 2}
+    every = testing.assignments(sizes, mesh, limit=None)
     chosen = testing.assignments(sizes, mesh, limit=8)
     assert chosen == testing.assignments(sizes, MESH42, limit=8)
-    assert len(chosen) == 8
-    assert {m for a in chosen for m in entries(a)} == {"x", "y"}
+    positions = [every.index(assignment) for assignment in chosen]
+    assert positions[0] == 0 and {*np.diff(positions)} <= {2, 3}
     for name in sizes:
-        assert {a.get(name) for a in chosen} >= {"x", "y"}
+        assert {a.get(name) for a in chosen} & {"x", "y"}
     assert any(len(a) == 2 for a in chosen)
 
 

@@ -71,18 +71,20 @@ from xmap_compat._jax.mesh import (
     exit_mesh,
     forget_assigned_mesh,
     in_manual_region,
+    mesh_context,
     mesh_to_stage,
     resharded,
-    restore_mesh_context,
 )
 from xmap_compat._jax.nice import optional
 from xmap_compat._jax.patches import (
+    Patch,
     Restoration,
-    accept_options,
-    mend_collective_batching,
-    restore_collective_transposes,
-    restore_extremum_gradients,
-    restore_named_reductions,
+    accepted_options,
+    collective_batching,
+    collective_transposes,
+    extremum_gradients,
+    named_reductions,
+    replaced,
     set_for_all_threads,
 )
 from xmap_compat._jax.positions import (

@@ -13,14 +13,15 @@ import numpy as np
 from jax._src.mesh import get_concrete_mesh
 
 from xmap_compat._jax.nice import optional
-from xmap_compat._jax.patches import Restoration
+from xmap_compat._jax.patches import Patch, Restoration, replaced
 
 # The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of
 # ``jax.set_mesh``.
 _NOTHING = lambda *args, **kwargs: None  # noqa: E731
 WITHOUT_CONTEXTS: dict[str, Any] = {
     "innermost": lambda: (None, None),
-    **dict.fromkeys(("push", "replace", "pop", "bare_specs"), _NOTHING),
+    "bare_specs": lambda: (),
+    **dict.fromkeys(("push", "replace", "pop"), _NOTHING),
 }
 contexts = optional("contexts", **WITHOUT_CONTEXTS)
 
@@ -183,8 +184,7 @@ def in_manual_region() -> bool:
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-_bare_specs_in_jit = Restoration()
-contexts.bare_specs(_bare_specs_in_jit)
+_bare_specs_in_jit = Restoration(*contexts.bare_specs())
 
 
 def _enter_block(mesh):
@@ -199,19 +199,18 @@ def _exit_block(mesh, *exc_info, exiting=sys.is_finalizing):
 
 
 # A block of the restored `with` may outlive the restoration: it ends as it has begun.
-_in_blocks = Restoration()
-_in_blocks.attribute(jax.sharding.Mesh, "__exit__", _exit_block)
-_in_blocks.hold(_bare_specs_in_jit)
+_in_blocks = Restoration(
+    replaced(jax.sharding.Mesh, "__exit__", _exit_block), _bare_specs_in_jit.enter
+)
 
 
-def restore_mesh_context(restoration: Restoration) -> None:
+def mesh_context() -> list[Patch]:
     """Restore ``with jax.sharding.Mesh(...)``: without a warning (since 0.10.1), and seen by xmap
     and bare specs.
     """
     if contexts.innermost()[0] is None:
-        return
-    restoration.attribute(jax.sharding.Mesh, "__enter__", _enter_block)
-    restoration.hold(_in_blocks)
+        return []
+    return [replaced(jax.sharding.Mesh, "__enter__", _enter_block), _in_blocks.enter]
 
 
 def assign_mesh(mesh: jax.sharding.Mesh) -> None:

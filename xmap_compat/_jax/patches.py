@@ -1,4 +1,6 @@
-"""What is put in place of names, rules and options of JAX for a while."""
+"""What takes the place of names, rules and options of JAX for a while: the one mechanism for it, and
+the patches that need JAX's private names.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax._src.numpy import reductions
@@ -18,53 +20,64 @@ from xmap_compat._jax.positions import warn_user
 from xmap_compat._jax.primitives import bind
 from xmap_compat._jax.version import VERSION
 
+# Puts something in place, and returns the function that takes it away again.
+Patch: TypeAlias = Callable[[], Callable[[], None]]
+
+_MISSING = object()
+
+
+def replaced(holder: Any, name: Any, value: Any) -> Patch:
+    """The patch of one attribute of a module or class, or of one entry of a dictionary."""
+
+    def put():
+        held = holder if isinstance(holder, dict) else vars(holder)
+        before = held.get(name, _MISSING)
+        _set(holder, name, value)
+        return functools.partial(_set, holder, name, before)
+
+    return put
+
+
+def _set(holder, name, value):
+    if isinstance(holder, dict):
+        if value is _MISSING:
+            holder.pop(name, None)
+        else:
+            holder[name] = value
+    elif value is _MISSING:
+        delattr(holder, name)
+    else:
+        setattr(holder, name, value)
+
 
 class Restoration:
-    """Names and rules that modern JAX lacks, present while any thread needs them.
+    """Patches that are in place while any thread needs them; ``enter`` is a patch itself.
 
-    The first user installs them, and the last one restores exactly what was there.  In other
-    threads they do nothing, except for attributes that JAX does not have.
+    The first user puts them in place, and the last one restores exactly what was there.
     """
 
-    def __init__(self):
+    def __init__(self, *patches: Patch):
+        self._patches = list(patches)
         self._lock = threading.Lock()
         self._users = 0
         self._undo = contextlib.ExitStack()
-        self._plan: list[Callable[[], Callable[[], None]]] = []
 
-    def attribute(self, module: Any, name: str, value: Any) -> None:
+    def add(self, *patches: Patch) -> None:
         assert not self._users, "what is in place already stays as it is"
-        self._place(
-            vars(module),
-            name,
-            value,
-            functools.partial(setattr, module),
-            functools.partial(delattr, module),
-        )
+        self._patches.extend(patches)
 
-    def entry(self, table: dict, key: Any, value: Any) -> None:
-        self._place(table, key, value, table.__setitem__, lambda key: table.pop(key, None))
-
-    def _place(self, held, key, value, put, remove):
-        def install():
-            missing = object()
-            before = held.get(key, missing)
-            put(key, value)
-            return lambda: remove(key) if before is missing else put(key, before)
-
-        self._plan.append(install)
-
-    def enter(self) -> None:
+    def enter(self) -> Callable[[], None]:
         with self._lock:
             if self._users == 0:
-                self._install()
+                self._put_in_place()
             self._users += 1
+        return self.exit
 
-    def _install(self) -> None:
-        """All of the plan, or nothing."""
+    def _put_in_place(self) -> None:
+        """Put all patches in place, or none if one of them fails."""
         with contextlib.ExitStack() as undo:
-            for install in self._plan:
-                undo.callback(install())
+            for patch in self._patches:
+                undo.callback(patch())
             self._undo = undo.pop_all()
 
     def exit(self) -> None:
@@ -72,15 +85,6 @@ class Restoration:
             self._users -= 1
             if self._users == 0:
                 self._undo.close()
-
-    def hold(self, other: Restoration) -> None:
-        """Keep what another restoration installs for as long as this one is."""
-
-        def install():
-            other.enter()
-            return other.exit
-
-        self._plan.append(install)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -91,7 +95,7 @@ class Restoration:
             self.exit()
 
 
-def restore_named_reductions(restoration: Restoration, is_name: Callable[[Any], bool]) -> None:
+def named_reductions(is_name: Callable[[Any], bool]) -> Patch:
     """Let ``axis='out_features'`` name one axis; JAX reads a string letter by letter.
 
     All named reductions of ``jax.numpy``, also as methods and inside ``jax.nn``, parse their
@@ -100,40 +104,44 @@ def restore_named_reductions(restoration: Restoration, is_name: Callable[[Any], 
     original = reductions._ensure_optional_axes
 
     def ensure_optional_axes(axis):
-        if isinstance(axis, (tuple, list)):
-            return tuple(axis) if any(map(is_name, axis)) else original(axis)
-        return (axis,) if is_name(axis) else original(axis)
+        axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+        if any(map(is_name, axes)):
+            return tuple(axes)
+        return original(axis)
 
-    restoration.attribute(reductions, "_ensure_optional_axes", ensure_optional_axes)
+    return replaced(reductions, "_ensure_optional_axes", ensure_optional_axes)
 
 
-def restore_collective_transposes(restoration: Restoration) -> None:
-    """Mend two transposes that JAX (to 0.12) gets wrong, for gradients taken inside bodies.
+def collective_transposes() -> list[Patch]:
+    """Mend transposes that JAX (to 0.12) gets wrong, for gradients taken inside bodies.
 
-    An untiled ``all_to_all`` with ``split_axis != concat_axis`` (the primitive itself is always
-    tiled; ``lax.all_to_all`` adds and removes a dimension of one element), and ``pbroadcast`` of
-    non-scalars.
+    They are those of ``psum`` over named and positional axes; of an untiled ``all_to_all`` with
+    ``split_axis != concat_axis`` (the primitive itself is always tiled; ``lax.all_to_all`` adds and
+    removes a dimension of one element); and of ``pbroadcast`` of non-scalars.
     """
+    transposes = {
+        primitives.all_to_all_p: _linear_transpose(_exchange_back),
+        pbroadcast_p: _linear_transpose(_sum_at_source),
+        primitives.psum_p: _sum_then_broadcast,
+    }
+    return [replaced(ad.primitive_transposes, *entry) for entry in transposes.items()]
 
-    def all_to_all(ct, axis_name, split_axis, concat_axis, axis_index_groups, tiled):
-        swapped = {
-            "split_axis": concat_axis,
-            "concat_axis": split_axis,
-            "axis_index_groups": axis_index_groups,
-        }
-        return jax.lax.all_to_all(ct, axis_name, tiled=True, **swapped)
 
-    def pbroadcast(ct, axis_name, source):
-        total = jax.lax.psum(ct, axis_name)
-        return jax.lax.select(
-            jax.lax.full(total.shape, jax.lax.axis_index(axis_name) == source),
-            total,
-            jax.lax.full_like(total, 0),
-        )
+def _exchange_back(ct, axis_name, split_axis, concat_axis, axis_index_groups, tiled):
+    return jax.lax.all_to_all(
+        ct,
+        axis_name,
+        split_axis=concat_axis,
+        concat_axis=split_axis,
+        axis_index_groups=axis_index_groups,
+        tiled=True,
+    )
 
-    for primitive, rule in ((primitives.all_to_all_p, all_to_all), (pbroadcast_p, pbroadcast)):
-        restoration.entry(ad.primitive_transposes, primitive, _linear_transpose(rule))
-    restoration.entry(ad.primitive_transposes, primitives.psum_p, _sum_then_broadcast)
+
+def _sum_at_source(ct, axis_name, source):
+    total = jax.lax.psum(ct, axis_name)
+    is_source = jax.lax.full(total.shape, jax.lax.axis_index(axis_name) == source)
+    return jax.lax.select(is_source, total, jax.lax.full_like(total, 0))
 
 
 _transpose_psum = ad.primitive_transposes[primitives.psum_p]
@@ -145,96 +153,101 @@ def _sum_then_broadcast(ct, *operands, axes, axis_index_groups):
     """
     names = tuple(a for a in axes if not isinstance(a, int))
     sums = _transpose_psum(ct, *operands, axes=names, axis_index_groups=axis_index_groups)
-    return [
-        ad.Zero(x.aval)
-        if type(total) is ad.Zero
-        else jax.lax.broadcast_in_dim(
-            total, x.aval.shape, [d for d in range(x.aval.ndim) if d not in axes]
-        )
-        for total, x in zip(sums, operands)
-    ]
+    cotangents = []
+    for total, x in zip(sums, operands):
+        if type(total) is ad.Zero:
+            total = ad.Zero(x.aval)
+        else:
+            kept = [d for d in range(x.aval.ndim) if d not in axes]
+            total = jax.lax.broadcast_in_dim(total, x.aval.shape, kept)
+        cotangents.append(total)
+    return cotangents
 
 
 def _linear_transpose(rule):
     def transpose(ct, x, **params):
-        return [ad.Zero(x.aval) if type(ct) is ad.Zero else rule(ct, **params)]
+        if type(ct) is ad.Zero:
+            return [ad.Zero(x.aval)]
+        return [rule(ct, **params)]
 
     return transpose
 
 
-def mend_collective_batching(
-    restoration: Restoration, refused: Callable[[str, Any], Exception]
-) -> None:
+def collective_batching(refused: Callable[[str, Any], Exception]) -> list[Patch]:
     """Mend or refuse what the batching rules of JAX (to 0.12) get wrong, for a vmap inside a body.
 
     Mended: over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped
     dimension that follows the scattered one.  Refused: ``all_to_all`` in groups fails; over the
-    vmap's own axis, ``pbroadcast`` fails; over that axis and others, ``ppermute`` forgets it, and
-    ``all_gather`` and ``psum_scatter`` fail.
+    axis that the vmap binds, ``pbroadcast`` fails; over that axis and others, ``ppermute`` forgets
+    it, and ``all_gather`` and ``psum_scatter`` fail.
 
     Args:
       refused: ``(name of the primitive, its axes) -> error``.
     """
     exchanges = primitives.all_gather_p, primitives.all_to_all_p, primitives.ppermute_p
+    rules = batching.fancy_primitive_batchers
+    patches = []
     for primitive in (*exchanges, reduce_scatter_p, pbroadcast_p):
-        original = batching.fancy_primitive_batchers[primitive]
-        batch = functools.partial(_batch, primitive, original, refused)
-        restoration.entry(batching.fancy_primitive_batchers, primitive, batch)
+        batch = functools.partial(_batch, primitive, rules[primitive], refused)
+        patches.append(replaced(rules, primitive, batch))
+    return patches
 
 
 def _batch(primitive, original, refused, axis_data, operands, dims, **params):
-    axes = (
-        params["axis_name"]
-        if isinstance(params["axis_name"], (tuple, list))
-        else (params["axis_name"],)
-    )
-    (x,), (d,) = operands, dims
-    is_mapped = axis_data.name in axes
+    axes = params["axis_name"]
+    if not isinstance(axes, (tuple, list)):
+        axes = (axes,)
+    binds_one = axis_data.name in axes
     if primitive is primitives.all_to_all_p:
         is_wrong = params["axis_index_groups"] is not None
     else:
-        is_wrong = is_mapped and (len(axes) > 1 or primitive is pbroadcast_p)
+        is_wrong = binds_one and (len(axes) > 1 or primitive is pbroadcast_p)
     if is_wrong:
         raise refused(primitive.name, axes)
-    if primitive is reduce_scatter_p and not is_mapped and d is not None:
-        return _batch_scatter(x, d, **params)
+    [x] = operands
+    [dim] = dims
+    if primitive is reduce_scatter_p and not binds_one and dim is not None:
+        return _batch_scatter(x, dim, **params)
     return original(axis_data, operands, dims, **params)
 
 
-def _batch_scatter(x, d, *, scatter_dimension, tiled, **params):
-    follows = d > scatter_dimension
-    out = reduce_scatter_p.bind(
-        x, scatter_dimension=scatter_dimension + (not follows), tiled=tiled, **params
-    )
-    return out, d - (follows and not tiled)
+def _batch_scatter(x, dim, *, scatter_dimension, tiled, **params):
+    scattered = scatter_dimension
+    if dim <= scatter_dimension:
+        scattered += 1
+    out = reduce_scatter_p.bind(x, scatter_dimension=scattered, tiled=tiled, **params)
+    if dim > scatter_dimension and not tiled:
+        dim -= 1  # the result lacks the scattered dimension
+    return out, dim
 
 
-def restore_extremum_gradients(
-    restoration: Restoration, rule: Callable[..., Any], in_body: Callable[[], bool]
-) -> None:
+def extremum_gradients(rule: Callable[..., Any], in_body: Callable[[], bool]) -> list[Patch]:
     """Give ``pmax`` and ``pmin`` a derivative inside bodies; JAX has none.
 
     ``rule(x, tangent, out, axes=, axis_index_groups=)`` gives the tangent of the extremum ``out``.
     """
+    patches = []
     for primitive in (primitives.pmax_p, primitives.pmin_p):
-        restoration.entry(ad.primitive_jvps, primitive, _extremum_jvp(primitive, rule, in_body))
+        jvp = functools.partial(_extremum_jvp, primitive, rule, in_body)
+        patches.append(replaced(ad.primitive_jvps, primitive, jvp))
+    return patches
 
 
-def _extremum_jvp(primitive, rule, in_body):
-    def jvp(primals, tangents, **params):
-        if not in_body():
-            raise NotImplementedError(f"Differentiation rule for '{primitive}' not implemented")
-        (x,), (t,) = primals, tangents
-        (out,) = bind(primitive, [x], params)
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval()) if type(t) is ad.Zero else rule(
-            x, t, out, **params
-        )
-
-    return jvp
+def _extremum_jvp(primitive, rule, in_body, primals, tangents, **params):
+    if not in_body():
+        raise NotImplementedError(f"Differentiation rule for '{primitive}' not implemented")
+    [x] = primals
+    [tangent] = tangents
+    [out] = bind(primitive, [x], params)
+    if type(tangent) is ad.Zero:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, rule(x, tangent, out, **params)
 
 
 _Config: Any = type(jax.config)
-_update, _read, _values = _Config.update, _Config.read, _Config.values
+_update = _Config.update
+_read = _Config.read
+_values = _Config.values
 
 # The values of the removed options while they are accepted, and warnings for when they are set.
 _remembered: dict[str, Any] = {}
@@ -250,33 +263,31 @@ def _update_or_remember(config, name, val):
 
 
 def _read_or_remembered(config, name):
-    return _remembered[name] if name in _remembered else _read(config, name)
+    if name in _remembered:
+        return _remembered[name]
+    return _read(config, name)
 
 
-_accepting = Restoration()
-_accepting.attribute(_Config, "update", _update_or_remember)
-_accepting.attribute(_Config, "read", _read_or_remembered)
-_accepting.attribute(
-    _Config, "values", property(lambda config: {**_values.fget(config), **_remembered})
-)
+def _values_and_remembered(config):
+    return {**_values.fget(config), **_remembered}
 
 
-def accept_options(
-    restoration: Restoration, defaults: Mapping[str, Any], warnings: Mapping[str, str] = {}
-) -> None:
+def accepted_options(
+    defaults: Mapping[str, Any], warnings: Mapping[str, str] = {}
+) -> Iterator[Patch]:
     """Options of ``jax.config`` that this JAX lacks can be set, some with a warning, and read, and
     change nothing.
     """
+    yield replaced(_Config, "update", _update_or_remember)
+    yield replaced(_Config, "read", _read_or_remembered)
+    yield replaced(_Config, "values", property(_values_and_remembered))
+    for name, text in warnings.items():
+        yield replaced(_warnings, name, text)
     for name, default in defaults.items():
-        if name in jax.config.values:
-            continue
-        if name in warnings:
-            restoration.entry(_warnings, name, warnings[name])
-        restoration.entry(_remembered, name, default)
-        restoration.attribute(
-            _Config, name, property(functools.partial(_read_or_remembered, name=name))
-        )
-    restoration.hold(_accepting)
+        if name not in jax.config.values:
+            yield replaced(_remembered, name, default)
+            option = property(functools.partial(_read_or_remembered, name=name))
+            yield replaced(_Config, name, option)
 
 
 def set_for_all_threads(context: Any, value: Any) -> None:

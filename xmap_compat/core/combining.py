@@ -44,6 +44,14 @@ def levels_of(
     return levels
 
 
+def positions_of(axes: Sequence[AxisName], results: Sequence[Names]) -> list[frozenset[int]]:
+    """For each result, the positions of the axes that it varies over."""
+    positions = []
+    for names in results:
+        positions.append(frozenset(k for k, n in enumerate(axes) if n in names))
+    return positions
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchedEquation:
     """An equation under one ``jax.vmap`` for each axis that its operands vary over.
@@ -89,15 +97,15 @@ class BatchedEquation:
 
     def jaxpr(self, results: Sequence[Names]) -> Any:
         """A closed jaxpr on whole axes, the first dimensions of operands and of ``results``."""
-        axes = self.axes
-        varying = [frozenset(k for k, n in enumerate(axes) if n in names) for names in results]
+        varying = positions_of(self.axes, results)
         fun = _jax.batched(self._bind, self._levels(), varying)
         return self.trace(lambda: jax.make_jaxpr(fun)(*self._types()), self._advice)
 
     @property
     def _advice(self):
-        is_call = isinstance(_jax.read(self.eqn), _jax.CustomVmap)
-        whose = "a custom_vmap" if is_call else f"`{_jax.operation_name(self.eqn)}`"
+        whose = f"`{_jax.operation_name(self.eqn)}`"
+        if isinstance(_jax.read(self.eqn), _jax.CustomVmap):
+            whose = "a custom_vmap"
         return (
             f"The rule of {whose} may name no axes of the xmap: its arguments have all elements "
             "in one dimension"
@@ -168,9 +176,10 @@ def may_combine(eqn: Any) -> bool:
     if not _jax.has_custom_batching(eqn) or not eqn.invars:
         return False
     axis = "any"
+    inputs = [frozenset([axis])] * len(eqn.invars)
+    batched = BatchedEquation(eqn, inputs, {axis: Placement(axis, 2)}, trace_plainly)
     try:
-        inputs = [frozenset([axis])] * len(eqn.invars)
-        results = BatchedEquation(eqn, inputs, {axis: Placement(axis, 2)}, trace_plainly).results()
+        results = batched.results()
     except Exception:  # it is never batched
         return False
     return any(axis not in names for names in results)
@@ -181,9 +190,9 @@ def may_combine(eqn: Any) -> bool:
 
 def combined_in_loop(eqn: Any, name: Hashable, where: str) -> RuntimeError:
     return RuntimeError(
-        f"The batching rule of `{_jax.operation_name(eqn)}`, used at {where}, combines the elements of "
-        f"`{name}`, but axis_resources assign a serial loop to `{name}`, which computes some of "
-        "them at a time. Remove the loop, or the operation"
+        f"The batching rule of `{_jax.operation_name(eqn)}`, used at {where}, combines the "
+        f"elements of `{name}`, but axis_resources assign a serial loop to `{name}`, which "
+        "computes some of them at a time. Remove the loop, or the operation"
     )
 
 

@@ -26,7 +26,9 @@ from xmap_compat.core.values import (
     NamedValue,
     is_smooth,
     leading,
+    moved_to_front,
     transposed,
+    union_of_names,
     without,
 )
 
@@ -41,6 +43,14 @@ class Factor(NamedTuple):
     is_local: bool
     name: Any
     size: int
+
+
+def names_of(factors: Iterable[Factor]) -> tuple[Any, ...]:
+    return tuple(factor.name for factor in factors)
+
+
+def sizes_of(factors: Iterable[Factor]) -> tuple[int, ...]:
+    return tuple(factor.size for factor in factors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,14 +105,14 @@ class DeviceView:
         if name in self.placements:
             return self.placements[name]
         size = lax.axis_size(name)
-        return Placement(name, size, (name,), (size,))
+        return Placement(name, size, mesh_axes=(name,), mesh_sizes=(size,))
 
     def is_bound(self, name: AxisName) -> bool:
         return name in self.placements
 
     def bound(self, names: Iterable[AxisName]) -> frozenset[AxisName]:
         """The names that this xmap binds."""
-        return frozenset(n for n in names if self.is_bound(n))
+        return frozenset(filter(self.is_bound, names))
 
     def has_local_dim(self, name: AxisName) -> bool:
         return self.is_bound(name) and self.placements[name].local_size != 1
@@ -113,15 +123,27 @@ class DeviceView:
         return [n for n in self.placements if n in names and self.has_local_dim(n)]
 
     def mesh_axes_of(self, names: Iterable[AxisName]) -> tuple[Any, ...]:
-        """All mesh axes (and axes bound outside) of these names, in the order of the mesh."""
-        names = list(names)
-        used = {m for n in names for m in self.placement_of(n).mesh_axes}
-        mesh_axes = tuple(m for m in self.mesh_axes if m in used)
-        outer = tuple(n for n in names if not self.is_bound(n))
-        return (*mesh_axes, *outer)
+        """All mesh axes (and axes bound outside) of these names, in the order of the mesh; axes
+        bound outside come last.
+        """
+        used: set[Any] = set()
+        outer = []
+        for name in names:
+            if self.is_bound(name):
+                used.update(self.placements[name].mesh_axes)
+            else:
+                outer.append(name)
+        return (*self.in_order(used), *outer)
+
+    def in_order(self, mesh_axes: Iterable[Any]) -> tuple[Any, ...]:
+        """Those of the axes that are on the mesh, in its order."""
+        wanted = set(mesh_axes)
+        return tuple(axis for axis in self.mesh_axes if axis in wanted)
 
     def mesh_size(self, axis: Any) -> int:
-        return self.mesh_sizes[axis] if axis in self.mesh_sizes else lax.axis_size(axis)
+        if axis in self.mesh_sizes:
+            return self.mesh_sizes[axis]
+        return lax.axis_size(axis)
 
     def present(self, value: NamedValue, names: Iterable[AxisName]) -> list[AxisName]:
         """The names that the value varies over; axes bound outside are assumed to vary."""
@@ -137,22 +159,26 @@ class DeviceView:
         """
         factors: list[Factor] = []
         for name in names:
-            factors.extend(
-                Factor(False, m, self.mesh_size(m)) for m in self.placement_of(name).mesh_axes
-            )
+            for axis in self.placement_of(name).mesh_axes:
+                factors.append(self._mesh_factor(axis))
             if self.has_local_dim(name):
-                factors.append(Factor(True, name, self.placements[name].local_size))
+                factors.append(self._local_factor(name))
         return factors
+
+    def _mesh_factor(self, axis):
+        return Factor(False, axis, self.mesh_size(axis))
+
+    def _local_factor(self, name):
+        return Factor(True, name, self.placements[name].local_size)
 
     def factors_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Factor], list[Factor]]:
         """The same factors as two lists: mesh axes in the order of the mesh, and local
         dimensions.
         """
         names = list(names)
-        mesh = [Factor(False, m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
-        return mesh, [
-            Factor(True, n, self.placements[n].local_size) for n in self.local_names(names)
-        ]
+        mesh = list(map(self._mesh_factor, self.mesh_axes_of(names)))
+        local = list(map(self._local_factor, self.local_names(names)))
+        return mesh, local
 
     def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
         """The canonical layout: local dimensions first, in the order of the xmap's axes."""
@@ -161,39 +187,45 @@ class DeviceView:
 
 def cast_data(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
     """Cast data that is equal on all devices to vary over mesh axes of this xmap."""
-    wanted = set(mesh_axes)
-    axes = tuple(m for m in view.mesh_axes if m in wanted)
+    axes = view.in_order(mesh_axes)
     if view.nested:
-        return bind(vary_p, data, axes, tuple(map(view.mesh_size, axes)))
+        return bind_over(view, vary_p, data, axes)
     return _cast_typed(view, data, axes)
+
+
+def bind_over(view: DeviceView, primitive: Any, data: Any, axes: Sequence[Any]) -> Any:
+    """Bind a primitive of ``core/device_primitives.py`` over mesh axes."""
+    return bind(primitive, data, tuple(axes), tuple(map(view.mesh_size, axes)))
 
 
 def _cast_typed(view, data, axes):
     if not axes or view.untyped:
         return data
-    present = _jax.varying_axes(data)
-    missing = tuple(m for m in axes if m not in present)
-    return lax.pcast(data, missing, to="varying") if missing else data
+    missing = without(axes, _jax.varying_axes(data))
+    if not missing:
+        return data
+    return lax.pcast(data, missing, to="varying")
 
 
 def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
     """Cast a value to vary over more names, without adding local dimensions yet."""
     names = view.bound(names)
+    together = value.names | names
     if not view.mesh_axes:
-        return (
-            value
-            if names <= value.names
-            else NamedValue(value.data, value.dims, value.names | names)
-        )
-    trace, known = view.casts.get(value, {}).get(names, (None, None))
-    if known is not None and trace == _jax.current_trace():
-        return known
+        if together == value.names:
+            return value
+        return NamedValue(value.data, value.dims, together)
+    casts = view.casts.setdefault(value, {})
+    trace = _jax.current_trace()
+    if names in casts:
+        traced, known = casts[names]
+        if traced == trace:
+            return known
     axes = view.mesh_axes_of(names)
     if view.nested:
-        have = view.mesh_axes_of(value.names)
-        axes = tuple(m for m in axes if m not in have)
-    varied = NamedValue(cast_data(view, value.data, axes), value.dims, value.names | names)
-    view.casts.setdefault(value, {})[names] = (_jax.current_trace(), varied)
+        axes = without(axes, view.mesh_axes_of(value.names))
+    varied = NamedValue(cast_data(view, value.data, axes), value.dims, together)
+    casts[names] = (trace, varied)
     return varied
 
 
@@ -203,11 +235,10 @@ def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[Named
     """
     if not (view.in_users_shard_map or view.gathers_vary):
         return values
-    together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
-    axes = tuple(
-        sorted(together.difference(view.mesh_axes_of(n for v in values for n in v.names)), key=str)
-    )
-    return [NamedValue(_cast_typed(view, v.data, axes), v.dims, v.names) for v in values]
+    types = [_jax.varying_axes(value.data) for value in values]
+    shown = view.mesh_axes_of(union_of_names(values))
+    hidden = frozenset().union(*types).difference(shown)
+    return cast_as(view, values, [hidden] * len(values))
 
 
 def cast_as(
@@ -216,10 +247,11 @@ def cast_as(
     """Cast values to vary over mesh axes of the user's own ``shard_map``; ``axes`` gives those of
     each value.
     """
-    return [
-        NamedValue(_cast_typed(view, v.data, tuple(sorted(wanted, key=str))), v.dims, v.names)
-        for v, wanted in zip(values, axes)
-    ]
+    cast = []
+    for value, wanted in zip(values, axes):
+        data = _cast_typed(view, value.data, sorted(wanted, key=str))
+        cast.append(value.with_data(data))
+    return cast
 
 
 def times_elements(
@@ -229,10 +261,12 @@ def times_elements(
 
     A cotangent that exists once is the sum of its parts.
     """
-    over = list(over)
+    over = tuple(over)
     summed = once.in_parts(frozenset(names), over)
-    repeats = view.total_size(n for n in over if n not in summed)
-    return data if repeats == 1 else data * np.asarray(repeats).astype(data.dtype)
+    repeats = view.total_size(without(over, summed))
+    if repeats == 1:
+        return data
+    return data * np.asarray(repeats).astype(data.dtype)
 
 
 def equal_parts(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -> NamedValue:
@@ -247,13 +281,22 @@ def equal_parts(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -
 
 def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
     """Sum over mesh axes (and axes bound outside); the result is equal on all of those devices."""
-    mesh = tuple(m for m in mesh_axes if m in view.mesh_axes)
-    outer = tuple(m for m in mesh_axes if m not in view.mesh_axes)
+    mesh, outer = _mesh_and_outer(view, mesh_axes)
     if mesh and view.nested:
-        data = bind(sum_p, data, mesh, tuple(map(view.mesh_size, mesh)))
+        data = bind_over(view, sum_p, data, mesh)
     elif mesh:
         data = lax.psum(data, mesh)
-    return lax.psum(data, outer) if outer else data
+    if outer:
+        data = lax.psum(data, outer)
+    return data
+
+
+def _mesh_and_outer(view, axes):
+    """Axes as ``mesh_axes_of`` gives them: those of the mesh, and those bound outside."""
+    mesh = view.in_order(axes)
+    outer = tuple(axes[len(mesh) :])
+    assert (*mesh, *outer) == tuple(axes), "axes bound outside come last"
+    return mesh, outer
 
 
 def gather_devices(
@@ -264,21 +307,18 @@ def gather_devices(
     """
     if _jax.is_key(data):
         # JAX (0.12) cannot lower gathers of typed PRNG keys: their raw data is sent instead.
-        impl = jax.random.key_impl(data)
-        return jax.random.wrap_key_data(
-            gather_devices(view, jax.random.key_data(data), mesh_axes, to), impl=impl
-        )
-    mesh = tuple(m for m in mesh_axes if m in view.mesh_axes)
-    outer = tuple(m for m in mesh_axes if m not in view.mesh_axes)
-    assert (*mesh, *outer) == tuple(mesh_axes), "mesh_axes_of puts axes bound outside last"
-    shape = data.shape
+        words = gather_devices(view, jax.random.key_data(data), mesh_axes, to)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(data))
+    mesh, outer = _mesh_and_outer(view, mesh_axes)
+    length, *tail = data.shape
     if outer:
         data = lax.all_gather(data, outer, tiled=True)
     if mesh and view.nested:
-        data = bind(gather_p, data, mesh, tuple(map(view.mesh_size, mesh)))
+        data = bind_over(view, gather_p, data, mesh)
     elif mesh:
         data = _jax.gather(data, mesh, to)
-    return _jax.reshaped(data, (math.prod(map(view.mesh_size, mesh_axes)) * shape[0], *shape[1:]))
+    devices = math.prod(map(view.mesh_size, mesh_axes))
+    return _jax.reshaped(data, (devices * length, *tail))
 
 
 def gather_over(
@@ -288,23 +328,24 @@ def gather_over(
     names = list(names)
     present = view.present(value, names)
     mesh, local = view.factors_by_kind(present)
-    data = leading(value, [factor.name for factor in local])
+    data = leading(value, names_of(local))
     tail = data.shape[len(local) :]
-    data = _jax.reshaped(data, (math.prod(factor.size for factor in local), *tail))
+    data = _jax.reshaped(data, (math.prod(sizes_of(local)), *tail))
     if mesh:
-        data = gather_devices(view, data, [factor.name for factor in mesh], to)
-    have, want = [*mesh, *local], view.factors(present)
-    if have != want:
-        order = [*map(have.index, want), *range(len(have), len(have) + len(tail))]
-        data = lax.transpose(_jax.reshaped(data, (*(factor.size for factor in have), *tail)), order)
-    full = [view.placement_of(n).size for n in names]
+        data = gather_devices(view, data, names_of(mesh), to)
+    found = [*mesh, *local]
+    wanted = view.factors(present)
+    if found != wanted:
+        data = _jax.reshaped(data, (*sizes_of(found), *tail))
+        data = moved_to_front(data, list(map(found.index, wanted)))
+    sizes = [view.placement_of(name).size for name in names]
     if len(present) < len(names):
-        data = _jax.reshaped(
-            data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail)
-        )
-        data = jnp.broadcast_to(data, (*full, *tail))
-    data = _jax.reshaped(data, (math.prod(full), *tail))
-    return NamedValue(data, (None, *without(value.dims, names)), value.names - frozenset(names))
+        found_sizes = [size if name in present else 1 for name, size in zip(names, sizes)]
+        data = _jax.reshaped(data, (*found_sizes, *tail))
+        data = jnp.broadcast_to(data, (*sizes, *tail))
+    data = _jax.reshaped(data, (math.prod(sizes), *tail))
+    dims = (None, *without(value.dims, names))
+    return NamedValue(data, dims, value.names.difference(names))
 
 
 def without_single(
@@ -313,9 +354,16 @@ def without_single(
     """A value from data with a dimension for each axis: those that are no local dimensions are
     squeezed.
     """
-    single = [k for k, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
-    kept = tuple(n for k, n in enumerate(dims) if k not in single)
-    return NamedValue(lax.squeeze(data, single) if single else data, kept, names)
+    single = []
+    kept: list[AxisName | None] = []
+    for k, name in enumerate(dims):
+        if name is None or view.has_local_dim(name):
+            kept.append(name)
+        else:
+            single.append(k)
+    if single:
+        data = lax.squeeze(data, single)
+    return NamedValue(data, tuple(kept), names)
 
 
 def laid_out(
@@ -323,9 +371,10 @@ def laid_out(
 ) -> NamedValue:
     """Broadcast and transpose a value to a layout that has at least its names."""
     value = cast_to(view, value, names)
-    missing = [n for n in dims if n is not None and n not in value.dims]
+    missing = [name for name in dims if name not in (None, *value.dims)]
     if missing:
-        data = lax.broadcast(value.data, tuple(view.placements[n].local_size for n in missing))
+        sizes = tuple(view.placements[name].local_size for name in missing)
+        data = lax.broadcast(value.data, sizes)
         value = NamedValue(data, (*missing, *value.dims), value.names)
     if value.dims != dims:
         value = transposed(value, dims)
@@ -339,9 +388,11 @@ def as_operand(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) ->
     names = operand_names(value.names, axes, view.placements)
     if names == value.names:
         return value
-    return laid_out_over(view, dataclasses.replace(value, names=value.names & names), names)
+    kept = dataclasses.replace(value, names=value.names & names)
+    return laid_out_over(view, kept, names)
 
 
 def laid_out_over(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast a value to names, in the canonical layout."""
-    return laid_out(view, value, view.layout(names, value.dims.count(None)), names)
+    ndim = value.dims.count(None)
+    return laid_out(view, value, view.layout(names, ndim), names)

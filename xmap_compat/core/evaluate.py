@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES
@@ -23,7 +22,7 @@ from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.rules import translate
 from xmap_compat.core.rules.libraries import bind_by_rule
 from xmap_compat.core.rules.ordinary import bind_ordinary
-from xmap_compat.core.values import NamedValue, is_float0, positional
+from xmap_compat.core.values import NamedValue, as_array, is_float0, positional, value_of
 
 Tracer = Callable[..., Any]
 Rule = Callable[["Evaluator", Any, Sequence[NamedValue], Any], list[NamedValue]]
@@ -37,15 +36,16 @@ class RepeatedCalls:
     """
 
     def __init__(self, jaxpr: Any):
-        held = (_jax.read(eqn) for eqn, _ in _jax.walk(jaxpr, once=True))
-        counts = collections.Counter(
-            c.body for c in held if isinstance(c, _jax.Call) and c.name is not None
-        )
-        self._repeated = {body for body, count in counts.items() if count > 1}
+        counts: collections.Counter[Any] = collections.Counter()
+        for eqn, _ in _jax.walk(jaxpr, once=True):
+            held = _jax.read(eqn)
+            if isinstance(held, _jax.Call) and held.name is not None:
+                counts[held.body] += 1
+        self._counts = counts
         self._functions: dict[tuple[Any, ...], Any] = {}
 
     def __contains__(self, jaxpr: Any) -> bool:
-        return jaxpr in self._repeated
+        return self._counts[jaxpr] > 1
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
         """The jitted function that evaluates a jaxpr.  Its cache distinguishes layouts, which are
@@ -97,11 +97,11 @@ class Evaluator:
     ) -> list[NamedValue]:
         """The results of a jaxpr (closed, or with its constants given)."""
         body, constants = _jax.open_jaxpr(jaxpr)
-        values = consts if consts is not None else [positional(c) for c in constants]
-        env: Any = dict(zip(_jax.input_vars(body), [*values, *args], strict=True))
-        read = lambda v: positional(v.val) if isinstance(v, _jax.Literal) else env[v]  # noqa: E731
+        if consts is None:
+            consts = list(map(positional, constants))
+        env: Any = dict(zip(_jax.input_vars(body), [*consts, *args], strict=True))
         self.run(body.eqns, env)
-        return [read(v) for v in body.outvars]
+        return [value_of(env, atom) for atom in body.outvars]
 
     def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
         """An evaluator with the best gathers of a program, whose results are broadcast to the names
@@ -111,12 +111,10 @@ class Evaluator:
             return self
         from xmap_compat.core.uses import varying_gathers  # loaded where there is a mesh
 
-        best = varying_gathers(self.view, self.checker, jaxpr, inputs, results)
-        view = (
-            dataclasses.replace(self.view, gathers_vary=True)
-            if best and not self.view.gathers_vary
-            else self.view
-        )
+        view = self.view
+        best = varying_gathers(view, self.checker, jaxpr, inputs, results)
+        if best and not view.gathers_vary:
+            view = dataclasses.replace(view, gathers_vary=True)
         return dataclasses.replace(self, view=view, gathers=best)
 
     def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:
@@ -130,22 +128,17 @@ class Evaluator:
         ones.
         """
         for eqn in eqns:
-            operands = [
-                positional(v.val) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars
-            ]
+            operands = [value_of(env, atom) for atom in eqn.invars]
             with _jax.equation_context(eqn):
                 outs = self.equation(eqn, operands)
-            env.update(
-                zip(eqn.outvars, outs, strict=bool(eqn.outvars))
-            )  # dce_sink has a batched result in jax 0.10
+            # dce_sink has a batched result in jax 0.10, and no variable for it.
+            env.update(zip(eqn.outvars, outs, strict=bool(eqn.outvars)))
 
     def equation(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of one equation."""
         primitive = eqn.primitive.name
         if primitive in COLLECTIVES:
-            params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
-            varied = [as_operand(self.view, _as_array(v), axis_names(params)) for v in operands]
-            return translate(self.view, primitive, params, varied)
+            return self._collective(eqn, operands)
         held = _jax.read(eqn)
         rule = self.structured.get(primitive if held is None else type(held))
         if rule is not None:
@@ -153,6 +146,14 @@ class Evaluator:
         if _jax.has_custom_batching(eqn):
             return self.by_batching_rule(eqn, operands)
         return bind_ordinary(self.view, eqn, operands)
+
+    def _collective(self, eqn, operands):
+        params = eqn.params
+        if eqn in self.gathers:
+            params = {**params, "to": "varying"}
+        axes = axis_names(params)
+        values = [as_operand(self.view, _as_array(operand), axes) for operand in operands]
+        return translate(self.view, eqn.primitive.name, params, values)
 
     def by_batching_rule(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of an operation that is not JAX's."""
@@ -168,7 +169,6 @@ class Evaluator:
 
 
 def _as_array(value: NamedValue) -> NamedValue:
-    """Literals of a program may be Python numbers, which have no shape."""
     if hasattr(value.data, "shape"):
         return value
-    return dataclasses.replace(value, data=np.asarray(value.data, jax.typeof(value.data).dtype))
+    return value.with_data(as_array(value.data))

@@ -22,17 +22,21 @@ from xmap_compat.core.combining import may_combine
 from xmap_compat.core.device import DeviceView
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import Names
+from xmap_compat.core.passes import flowing, forward
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.trace import NamedProgram
-from xmap_compat.core.values import NamedValue, positional
+from xmap_compat.core.values import NamedValue, others, value_of
 
 Loop = Hashable
 
 
 def loop_lengths(placements: Mapping[AxisName, Placement]) -> dict[Loop, int]:
     """Every loop resource in use with its length, outermost first."""
-    return {loop: n for p in placements.values() for loop, n in zip(p.loops, p.loop_sizes)}
+    lengths: dict[Loop, int] = {}
+    for place in placements.values():
+        lengths.update(zip(place.loops, place.loop_sizes))
+    return lengths
 
 
 def evaluate_in_loops(
@@ -51,32 +55,32 @@ def evaluate_in_loops(
     Returns:
       Results with such dimensions.
     """
-    loops = loop_lengths(ev.view.placements)
+    view = ev.view
+    loops = loop_lengths(view.placements)
     jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
-    inputs = [v.names for v in args]
-    names, ev = ev.checker.variables(jaxpr, inputs), ev.gathering(jaxpr, inputs, results)
-    env = {
-        v: _chunked(ev.view, value, loops)
-        for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)
-    }
-    wanted = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
+    inputs = [value.names for value in args]
+    names = ev.checker.variables(jaxpr, inputs)
+    ev = ev.gathering(jaxpr, inputs, results)
+    env = {}
+    for variable, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True):
+        env[variable] = _chunked(view, value, loops)
+    wanted = dict.fromkeys(_variables(jaxpr.outvars))
     needed = _needed(jaxpr, wanted)
-    whole = _whole_equations(ev.view, needed, names)
-    nest = _Nest(ev, loops, _loops_of_variables(ev.view, jaxpr, names, whole))
+    whole = _whole_equations(view, needed, names)
+    nest = _Nest(ev, loops, _loops_of_variables(view, jaxpr, names, whole))
     env = _run_pieces(nest, needed, whole, frozenset(wanted), env)
-    joined = {v: _joined(ev.view, env[v]) for v in wanted}
-    return [positional(v.val) if isinstance(v, _jax.Literal) else joined[v] for v in jaxpr.outvars]
+    joined = {variable: _joined(view, env[variable]) for variable in wanted}
+    return [value_of(joined, atom) for atom in jaxpr.outvars]
 
 
 def _whole_equations(view, eqns, names):
     """The equations with an operation that combines elements of looped axes: they are computed for
     all elements at once.
     """
-    looped = frozenset(n for n, place in view.placements.items() if place.loops)
     whole = set()
     for eqn in eqns:
-        meets_loop = any(not looped.isdisjoint(names[v]) for v in _variables_read(eqn))
-        if meets_loop and _holds_combination(eqn):
+        operands = frozenset().union(*(names[variable] for variable in _variables(eqn.invars)))
+        if _loops_of_names(view, operands) and _holds_combination(eqn):
             whole.add(eqn)
     return whole
 
@@ -100,50 +104,52 @@ def _run_pieces(nest, eqns, whole, wanted, env):
 
 
 def _run_whole(nest, eqn, env):
-    view, checker = nest.ev.view, nest.ev.checker
-    placements = {n: place.without_loops() for n, place in view.placements.items()}
+    view = nest.ev.view
+    placements = {name: place.without_loops() for name, place in view.placements.items()}
     without_loops = dataclasses.replace(
         nest.ev,
         view=dataclasses.replace(view, placements=placements),
-        checker=dataclasses.replace(checker, placements=placements),
+        checker=dataclasses.replace(nest.ev.checker, placements=placements),
     )
-    values = {v: _joined(view, env[v]) for v in _variables_read(eqn)}
+    values = {variable: _joined(view, env[variable]) for variable in _variables(eqn.invars)}
     without_loops.run([eqn], values)
-    results = {v: _chunked(view, values[v], nest.lengths) for v in eqn.outvars}
-    return {**env, **results}
+    results = {variable: _chunked(view, values[variable], nest.lengths) for variable in eqn.outvars}
+    return env | results
 
 
 def _needed(jaxpr, outputs):
     """The equations that outputs and side effects depend on, in order."""
-    live = set(outputs)
-    kept = []
-    for eqn in reversed(jaxpr.eqns):
-        if _jax.has_side_effect(eqn) or not live.isdisjoint(eqn.outvars):
-            kept.append(eqn)
-            live.update(_variables_read(eqn))
-    return kept[::-1]
+    needed = []
+    for eqn, flows in zip(jaxpr.eqns, flowing(jaxpr.eqns, outputs, _jax.has_side_effect)):
+        if flows or _jax.has_side_effect(eqn):
+            needed.append(eqn)
+    return needed
 
 
-def _variables_read(eqn):
-    return [v for v in eqn.invars if not isinstance(v, _jax.Literal)]
+def _variables(atoms):
+    return [atom for atom in atoms if not isinstance(atom, _jax.Literal)]
+
+
+def _loops_of_names(view, names):
+    """The loops over which a value with these names varies."""
+    return frozenset().union(*(view.placements[name].loops for name in names))
 
 
 def _loops_of_variables(view, jaxpr, names, whole):
     """The loops in which each variable is computed: those of its axes, and of the variables it is
     computed from.  Results of the equations in ``whole`` are computed in no loop.
     """
-    varying = {
-        v: frozenset(loop for n in names[v] for loop in view.placements[n].loops) for v in names
-    }
-    inside = dict(varying)
-    for eqn in jaxpr.eqns:
+
+    def loops_of(variable):
+        return _loops_of_names(view, names[variable])
+
+    def computed_in(eqn, operands):
+        varying = list(map(loops_of, eqn.outvars))
         if eqn in whole:
-            continue
-        together = frozenset().union(
-            *(inside[v] for v in _variables_read(eqn)), *(varying[v] for v in eqn.outvars)
-        )
-        inside.update(dict.fromkeys(eqn.outvars, together))
-    return inside
+            return varying
+        return [frozenset().union(*operands, *varying)] * len(varying)
+
+    return forward(jaxpr, list(map(loops_of, jaxpr.invars)), computed_in)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["loops"])
@@ -173,53 +179,75 @@ class _Nest:
         """Evaluate equations within scans over ``loops``; return ``env`` and the variables in
         ``wanted``.
         """
-        outer = [e for e in eqns if self._loops_of(e).isdisjoint(loops)]
-        env = self._run_here(outer, env)
-        eqns = [e for e in eqns if not self._loops_of(e).isdisjoint(loops)]
-        if not eqns:
+        here, inside = self._by_loops(eqns, loops)
+        env = self._run_here(here, env)
+        if not inside:
             return env
         loop, *inner = loops
-        aside = [e for e in eqns if loop not in self._loops_of(e)]
-        within = [e for e in eqns if loop in self._loops_of(e)]
-        env = self.run(aside, wanted | _all_read(within), env, tuple(inner)) if aside else env
-        return self._scan(loop, within, wanted, env, tuple(inner)) if within else env
+        aside, within = self._by_loops(inside, (loop,))
+        if aside:
+            env = self.run(aside, wanted | _all_read(within), env, inner)
+        if within:
+            env = self._scan(loop, within, wanted, env, inner)
+        return env
+
+    def _by_loops(self, eqns, loops):
+        """The equations that vary over none of the loops, and those that vary over some."""
+        varying: list[Any] = []
+        others: list[Any] = []
+        for eqn in eqns:
+            if self._loops_of(eqn).isdisjoint(loops):
+                others.append(eqn)
+            else:
+                varying.append(eqn)
+        return others, varying
 
     def _loops_of(self, eqn):
-        return frozenset().union(*(self.inside[v] for v in (*_variables_read(eqn), *eqn.outvars)))
+        variables = _variables([*eqn.invars, *eqn.outvars])
+        return frozenset().union(*(self.inside[variable] for variable in variables))
 
     def _run_here(self, eqns, env):
         values = {v: chunked.value for v, chunked in env.items() if not chunked.loops}
+        env = dict(env)
         for eqn in eqns:
-            has_effect = _jax.has_side_effect(eqn)
-            ev = (
-                dataclasses.replace(self.ev, iterating=self._loops_of(eqn))
-                if has_effect
-                else self.ev
-            )
+            ev = self.ev
+            if _jax.has_side_effect(eqn):
+                ev = dataclasses.replace(ev, iterating=self._loops_of(eqn))
             ev.run([eqn], values)
-        return {**env, **{v: _Chunked(values[v], ()) for e in eqns for v in e.outvars}}
+            for variable in eqn.outvars:
+                env[variable] = _Chunked(values[variable], ())
+        return env
 
     def _scan(self, loop, eqns, wanted, env, inner):
         # In the order of the program (that of a set differs between processes).  In a gradient, JAX
         # (to 0.12) drops a callback whose results leave no scan.
-        outputs = [v for e in eqns for v in e.outvars if v in wanted or _jax.has_side_effect(e)]
+        outputs: list[Any] = []
+        for eqn in eqns:
+            leaves_all = _jax.has_side_effect(eqn)
+            outputs.extend(v for v in eqn.outvars if leaves_all or v in wanted)
         read = _all_read(eqns)
-        scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in read}
-        variables = list(scanned)
+        scanned = [v for v, chunked in env.items() if v in read and chunked.loops[:1] == (loop,)]
 
         def iteration(carry, slices):
-            current = {v: _Chunked(x, scanned[v].loops[1:]) for v, x in zip(variables, slices)}
-            done = self.run(eqns, frozenset(outputs), {**env, **current}, inner)
-            return carry, [done[v] for v in outputs]
+            current = dict(env)
+            for variable, value in zip(scanned, slices):
+                current[variable] = _Chunked(value, env[variable].loops[1:])
+            done = self.run(eqns, frozenset(outputs), current, inner)
+            return carry, [done[variable] for variable in outputs]
 
-        _, stacked = lax.scan(
-            iteration, (), [scanned[v].value for v in variables], length=self.lengths[loop]
-        )
-        return {**env, **{v: _Chunked(c.value, (loop, *c.loops)) for v, c in zip(outputs, stacked)}}
+        slices = [env[variable].value for variable in scanned]
+        _, stacked = lax.scan(iteration, (), slices, length=self.lengths[loop])
+        env = dict(env)
+        for variable, chunked in zip(outputs, stacked):
+            env[variable] = _Chunked(chunked.value, (loop, *chunked.loops))
+        return env
 
 
 def _all_read(eqns):
-    return frozenset(v for eqn in eqns for v in _variables_read(eqn))
+    read: set[Any] = set()
+    for eqn in eqns:
+        read.update(_variables(eqn.invars))
+    return read
 
 
 def _joined(view, chunked):
@@ -231,12 +259,10 @@ def _first_of_equal(view, chunked):
     """Drop the leading dimension of loops that a result does not vary over: each iteration computed
     the same value.
     """
-    value, loops = chunked.value, chunked.loops
-    varying = {loop for n in value.names for loop in view.placements[n].loops}
-    index = tuple(slice(None) if loop in varying else 0 for loop in loops)
-    return dataclasses.replace(value, data=value.data[index]), tuple(
-        loop for loop in loops if loop in varying
-    )
+    varying = _loops_of_names(view, chunked.value.names)
+    index = tuple(slice(None) if loop in varying else 0 for loop in chunked.loops)
+    loops = tuple(loop for loop in chunked.loops if loop in varying)
+    return chunked.value.with_data(chunked.value.data[index]), loops
 
 
 def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chunked:
@@ -245,39 +271,41 @@ def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chu
     looped: dict[Loop, int] = {}
     kept: dict[int, AxisName | None] = {}
     for size, name in zip(jnp.shape(value.data), value.dims):
-        place = view.placements[name] if name is not None else None
-        if place is not None and place.loops:
-            looped.update(zip(place.loops, itertools.count(len(shape))))
-            shape.extend(place.loop_sizes)
-            size = place.local_size
-        if place is None or not place.loops or size != 1:
+        place = view.placements.get(name)
+        if place is None or not place.loops:
             kept[len(shape)] = name
             shape.append(size)
-    found = [loop for loop in loops if loop in looped]
-    data = lax.transpose(
-        _jax.reshaped(value.data, shape), (*(looped[loop] for loop in found), *kept)
-    )
-    return _Chunked(NamedValue(data, tuple(kept.values()), value.names), tuple(found))
+            continue
+        looped.update(zip(place.loops, itertools.count(len(shape))))
+        shape.extend(place.loop_sizes)
+        if place.local_size != 1:
+            kept[len(shape)] = name
+            shape.append(place.local_size)
+    found = tuple(loop for loop in loops if loop in looped)
+    front = [looped[loop] for loop in found]
+    data = lax.transpose(_jax.reshaped(value.data, shape), (*front, *kept))
+    return _Chunked(NamedValue(data, tuple(kept.values()), value.names), found)
 
 
 def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> NamedValue:
     """Undo ``_chunked`` on a result: all elements that a device has of an axis become one dimension
     again.
     """
-    lead = len(loops)
     order: list[int] = []
     shape: list[int] = []
     dims: list[AxisName | None] = []
+    # The dimensions of the data: those of the loops first.
+    every = (*(None for _ in loops), *value.dims)
     for name, place in view.placements.items():
         if name not in value.names or not place.loops:
             continue
-        order.extend(loops.index(loop) for loop in place.loops)
-        if name in value.dims:
-            order.append(lead + value.dims.index(name))
+        order.extend(map(loops.index, place.loops))
+        if name in every:
+            order.append(every.index(name))
         if place.device_size != 1:
             shape.append(place.device_size)
             dims.append(name)
-    rest = [lead + k for k in range(len(value.dims)) if lead + k not in order]
+    rest = others(len(every), order)
     data = lax.transpose(value.data, (*order, *rest))
     data = _jax.reshaped(data, (*shape, *data.shape[len(order) :]))
-    return NamedValue(data, (*dims, *(value.dims[k - lead] for k in rest)), value.names)
+    return NamedValue(data, (*dims, *(every[k] for k in rest)), value.names)

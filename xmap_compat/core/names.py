@@ -7,9 +7,8 @@ that would need one resource at once, and tells the evaluation what the carries 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax import lax
@@ -33,12 +32,12 @@ from xmap_compat.core.combining import (
 )
 from xmap_compat.core.errors import (
     LEGACY,
-    einsum_skipped_axis,
     quoted,
     repeated_axis,
     resource_conflict,
 )
 from xmap_compat.core.parameters import Names, mentioned_names
+from xmap_compat.core.passes import fact_of, forward
 from xmap_compat.core.placement import MeshAxis, Placement, is_of_devices
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.undeclared import operand_names, unsplit_elements
@@ -53,7 +52,7 @@ class Place(NamedTuple):
     legacy: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Checker:
     """Infers named axes and checks them against the placements of one xmap.
 
@@ -62,8 +61,8 @@ class Checker:
       fun: the name of the function, for messages.
       outer_axes: mesh axes that belong to the outermost xmap around this one; known only where a
         program is checked, not where it is evaluated.
-      needed: each ``LocalElement`` on which a collective, or a predicate around one, depends; filled by
-        the inference.
+      needed: each ``LocalElement`` on which a collective, or a predicate around one, depends;
+        filled by the inference.
       trace_rule: has a batching rule traced where it sees no axes.
       asked: what batching rules answered, by their equation and the names of its operands.
     """
@@ -71,27 +70,20 @@ class Checker:
     placements: Mapping[AxisName, Placement]
     fun: str
     outer_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
-    needed: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
-    trace_rule: TraceRule = dataclasses.field(default=trace_plainly, repr=False, compare=False)
-    asked: dict[Any, list[Names]] = dataclasses.field(
-        default_factory=dict, repr=False, compare=False
-    )
-    _known: dict[Any, Any] = dataclasses.field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _around: list[Any] = dataclasses.field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
-    _taken_by: dict[Any, Any] = dataclasses.field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    needed: set[AxisName] = dataclasses.field(default_factory=set)
+    trace_rule: TraceRule = trace_plainly
+    asked: dict[Any, list[Names]] = dataclasses.field(default_factory=dict)
+    _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
+    _around: list[Any] = dataclasses.field(default_factory=list, init=False)
+    _taken_by: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
 
     def results(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
         """The named axes of a jaxpr's results, given those of its inputs (without constants)."""
         key = (jaxpr, tuple(inputs))
         if key not in self._known:
             names = self.variables(jaxpr, inputs)
-            self._known[key] = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
+            body, _ = _jax.open_jaxpr(jaxpr)
+            self._known[key] = [fact_of(names, atom) for atom in body.outvars]
         return list(self._known[key])
 
     def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
@@ -103,37 +95,36 @@ class Checker:
 
     def variables(self, jaxpr: Any, inputs: Sequence[Names]) -> dict[Any, Names]:
         """The named axes of every variable of a jaxpr."""
-        body, _ = _jax.open_jaxpr(jaxpr)
-        variables = _jax.input_vars(body)
-        names: dict[Any, Names] = dict(
-            zip(variables, [NONE] * (len(variables) - len(inputs)) + list(inputs))
-        )
-        for eqn in body.eqns:
-            outs = self.equation(eqn, [read_names(names, v) for v in eqn.invars])
-            names.update(zip(eqn.outvars, outs))
-        return names
+        return forward(jaxpr, inputs, self.equation)
 
     def equation(self, eqn: Any, inputs: Sequence[Names]) -> list[Names]:
         """The named axes of one equation's results."""
-        primitive = eqn.primitive.name
-        outs = (self._collective if primitive in COLLECTIVES else self._structured)(eqn, inputs)
-        for names in outs:
-            self.check_distinct_resources(names, lambda: self._place(eqn))
-        return outs
+        infer = self._structured
+        if eqn.primitive.name in COLLECTIVES:
+            infer = self._collective
+        results = infer(eqn, inputs)
+        for names in results:
+            conflict = self._conflict(names)
+            if conflict:
+                raise _names_meet(*conflict, self._place(eqn))
+        return results
 
     def _place(self, eqn) -> Place:
-        of_devices = all(map(is_of_devices, eqn.params.get("axes", ())))
-        if eqn.primitive.name not in ("device_take", "device_vary") or not of_devices:
-            made = f"{eqn.primitive.name} at {self.where(eqn)}"
-            returned = f"{eqn.primitive.name} created at {self.where(eqn)}"
-            return Place(f"the result of {made}", f"a value returned from a primitive {returned}")
-        # By these a nested xmap takes its part of an argument, or of a value that it closes over.
-        nested = getattr(_jax.read(self._around[-1]), "name", "") if self._around else ""
-        if eqn.primitive.name == "device_take":
+        primitive = eqn.primitive.name
+        where = self.where(eqn)
+        is_boundary = primitive in ("device_take", "device_vary")
+        if not is_boundary or not all(map(is_of_devices, eqn.params["axes"])):
             return Place(
-                f"an input to an xmapped function {nested} (xmap called at {self.where(eqn)})"
+                f"the result of {primitive} at {where}",
+                f"a value returned from a primitive {primitive} created at {where}",
             )
-        return Place(f"a value that an xmapped function {nested} uses at {self.where(eqn)}")
+        # By these a nested xmap takes its part of an argument, or of a value that it closes over.
+        nested = ""
+        if self._around:
+            nested = getattr(_jax.read(self._around[-1]), "name", "")
+        if primitive == "device_take":
+            return Place(f"an input to an xmapped function {nested} (xmap called at {where})")
+        return Place(f"a value that an xmapped function {nested} uses at {where}")
 
     def where(self, eqn: Any) -> str:
         """The user's line of an equation, or of the call around it: equations of JAX's jitted
@@ -141,28 +132,37 @@ class Checker:
         """
         return _jax.where_in_user_code(eqn, *reversed(self._around))
 
-    def check_distinct_resources(self, names: Names, place: Callable[[], Place]) -> None:
+    def check_distinct_resources(self, names: Names, place: Place) -> None:
         """Raise if two of the names need one resource: no device (or iteration of a loop) could
         hold both.
         """
+        conflict = self._conflict(names)
+        if conflict:
+            raise _names_meet(*conflict, place)
+
+    def _conflict(self, names) -> tuple[Any, Any, Any] | None:
+        """Two of the names that need one resource, and the resource."""
         if len(names) < 2:
-            return
-        owner: dict[Any, AxisName] = {}
+            return None
+        taken: dict[Any, AxisName] = {}
         for name in sorted(names, key=str):
             for resource in sorted(self.placements[name].resources, key=str):
-                if resource in owner:
-                    first, second = (self._taken_by.get(n, n) for n in (owner[resource], name))
-                    raise _names_meet(first, second, resource, place())
-                owner[resource] = name
+                if resource in taken:
+                    both = (taken[resource], name)
+                    return *(self._taken_by.get(axis, axis) for axis in both), resource
+                taken[resource] = name
+        return None
 
     def _structured(self, eqn, inputs):
         held = _jax.read(eqn)
-        rule = _STRUCTURED.get(type(held))
-        if rule is None:
+        if not isinstance(held, (*_RUN_BODIES, *_SOLVE)):
+            # Results vary over the operands' names, also of custom_vmap and shard_map.
             return self._ordinary(eqn, inputs)
         self._around.append(eqn)
         try:
-            return rule(self, held, inputs, eqn)
+            if isinstance(held, _SOLVE):
+                return [_of_all_operands(self, held, inputs)] * len(eqn.outvars)
+            return flow_through(self, held, inputs).results
         finally:
             self._around.pop()
 
@@ -170,25 +170,28 @@ class Checker:
         """An operation in no table, which must name no axes of this xmap, nor hold a program that
         calls Python.
         """
-        if eqn.primitive.name == "io_callback":
-            self.needed.update(
-                unsplit_elements(_union(inputs), self.placements)
-            )  # each device calls it with its own values
-        calls = any(inner.primitive.name == "io_callback" for inner, _ in _jax.walk(eqn.params))
+        primitive = eqn.primitive.name
+        together = _union(inputs)
+        if primitive == "io_callback":
+            # Each device calls it with its own values.
+            self.needed.update(unsplit_elements(together, self.placements))
         used = names_used(eqn) & self.placements.keys()
-        if used or (calls and not eqn.effects):  # with effects, it is evaluated
-            raise _unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
+        # With effects, it is evaluated.
+        if used or (not eqn.effects and _calls_python(eqn)):
+            raise _unsupported_primitive(primitive, sorted(used, key=str), self.where(eqn))
         if not _jax.has_custom_batching(eqn):
-            return [_union(inputs)] * len(eqn.outvars)
+            return [together] * len(eqn.outvars)
         return self._by_rule(eqn, inputs)
 
     def _by_rule(self, eqn, inputs):
         results = self.by_batching_rule(eqn, inputs)
-        if isinstance(_jax.read(eqn), _jax.CustomVmap) and not takes_whole_axes(eqn):
-            return [_union(inputs)] * len(eqn.outvars)  # its function is evaluated instead
-        if not takes_whole_axes(eqn):
-            combined = combined_axes(inputs, results, self.placements)
-            check_combined(eqn, combined, self.placements, self.where(eqn))
+        if takes_whole_axes(eqn):
+            return results
+        if isinstance(_jax.read(eqn), _jax.CustomVmap):
+            # Its function is evaluated instead.
+            return [_union(inputs)] * len(eqn.outvars)
+        combined = combined_axes(inputs, results, self.placements)
+        check_combined(eqn, combined, self.placements, self.where(eqn))
         return results
 
     def by_batching_rule(self, eqn: Any, inputs: Sequence[Names]) -> list[Names]:
@@ -208,57 +211,56 @@ class Checker:
         return BatchedEquation(eqn, inputs, self.placements, self.trace_rule)
 
     def _collective(self, eqn, inputs):
+        primitive = eqn.primitive.name
         mentioned = mentioned_names(eqn.params)
-        self._taken_by.update(
-            (name, name.taken_by) for name in mentioned if isinstance(name, MeshAxis)
-        )
-        if len(set(mentioned)) < len(mentioned):
-            raise repeated_axis(f"{eqn.primitive.name} at {self.where(eqn)}", mentioned)
         for name in mentioned:
-            if name in self.placements and self.placements[name].loops:
-                raise _loop_collective(name, self.where(eqn))
-        sizes = [
-            self.placements[n].size if n in self.placements else lax.axis_size(n) for n in mentioned
-        ]
-        row = COLLECTIVES[eqn.primitive.name]
+            if isinstance(name, MeshAxis):
+                self._taken_by[name] = name.taken_by
+        if len(set(mentioned)) < len(mentioned):
+            raise repeated_axis(f"{primitive} at {self.where(eqn)}", mentioned)
+        sizes = [self._size_of(name, eqn) for name in mentioned]
+        row = COLLECTIVES[primitive]
         if inputs and 0 in sizes and not (row.reduces or row.joint):
             raise _no_elements(mentioned[sizes.index(0)], self.where(eqn))
         elements = math.prod(sizes)
-        check_parameters(eqn.primitive.name, eqn.params, elements, self.where(eqn))
-        if eqn.params.get("mentions") is not None:
-            self._check_mentions(eqn, inputs)
-        inputs = [self._operand(names, mentioned) for names in inputs]
+        check_parameters(primitive, eqn.params, elements, self.where(eqn))
+        mentions = eqn.params.get("mentions")
+        if mentions is not None:
+            mentions.check(inputs, self.where(eqn))
+        operands = [self._operand(names, mentioned) for names in inputs]
+
+        def result(of):
+            return result_names(primitive, eqn.params, of, self.placements, elements)
+
         if len(eqn.outvars) > 1:
-            return [
-                result_names(eqn.primitive.name, eqn.params, [names], self.placements, elements)
-                for names in inputs
-            ]
-        primitive = eqn.primitive.name
-        return [result_names(primitive, eqn.params, inputs, self.placements, elements)]
+            return [result([operand]) for operand in operands]
+        return [result(operands)]
+
+    def _size_of(self, name, eqn):
+        if name not in self.placements:
+            return lax.axis_size(name)
+        placement = self.placements[name]
+        if placement.loops:
+            raise _loop_collective(name, self.where(eqn))
+        return placement.size
 
     def _operand(self, names, axes):
         operand = operand_names(names, axes, self.placements)
-        self.needed.update(names - operand if operand - names else ())
+        if operand - names:
+            self.needed.update(names - operand)
         return operand
 
     def note_predicate(self, predicate: Names, *bodies: Any) -> None:
-        """Add to ``needed`` what a predicate depends on, if its branches or loops hold collectives or
-        effects.
+        """Add to ``needed`` what a predicate depends on, if its branches or loops hold collectives
+        or effects.
         """
         if predicate and any(collectives_in(body) or body.effects for body in bodies):
             self.needed.update(unsplit_elements(predicate, self.placements))
 
-    def _check_mentions(self, eqn, inputs):
-        mentions = eqn.params["mentions"]
-        for names, operand, skipped in zip(inputs, mentions.operands, mentions.skipped):
-            for axis, by in skipped:
-                if axis in names:
-                    raise einsum_skipped_axis(mentions.spec, axis, by, operand, self.where(eqn))
 
-
-def read_names(names: Mapping[Any, Names], atom: Any) -> Names:
-    """The named axes of a variable or literal."""
-    return NONE if isinstance(atom, _jax.Literal) else names[atom]
+def _calls_python(eqn):
+    """Whether a program in an equation has an ``io_callback``."""
+    return any(inner.primitive.name == "io_callback" for inner, _ in _jax.walk(eqn.params))
 
 
 def _union(names: Sequence[Names]) -> Names:
@@ -266,6 +268,17 @@ def _union(names: Sequence[Names]) -> Names:
 
 
 # --------------------------------------------------------------- structured equations
+
+_RUN_BODIES = (
+    _jax.Call,
+    _jax.Checkpoint,
+    _jax.CustomJvp,
+    _jax.CustomVjp,
+    _jax.Scan,
+    _jax.While,
+    _jax.Cond,
+)
+_SOLVE = (_jax.LinearSolve, _jax.HijaxOperation)
 
 
 class _Flow(NamedTuple):
@@ -284,17 +297,19 @@ class _Flow(NamedTuple):
 
 def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
     """The fixpoint of the named axes in calls, loops and branches."""
-    bodies, carry, operands = bodies_of(held), carry_of(held), list(inputs)
-    if isinstance(held, _jax.Cond):
-        operands = operands_of_branches(held, inputs)
+    is_branch = isinstance(held, _jax.Cond)
+    bodies = bodies_of(held)
+    carry = carry_of(held)
+    operands = operands_of_branches(held, inputs) if is_branch else list(inputs)
     while True:
-        predicate = inputs[0] if isinstance(held, _jax.Cond) else NONE
+        predicate = inputs[0] if is_branch else NONE
         outs: list[list[Names]] = []
         for body in bodies:
             names = checker.results(body.jaxpr, [operands[k] for k in body.operands])
-            predicate, outs = (
-                (predicate | names[0], outs) if body.is_condition else (predicate, [*outs, names])
-            )
+            if body.is_condition:
+                predicate |= names[0]
+            else:
+                outs.append(names)
         results = [_union([predicate, *names]) for names in zip(*outs)]
         grown = [old | new for old, new in zip(operands[carry], results)]
         if grown == operands[carry]:
@@ -313,33 +328,13 @@ def operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names
     return [index, *others]
 
 
-def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> list[Names]:
-    """The same names for all results: a solution, or a root, depends on all that its equation
-    depends on.
-    """
+def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names]) -> Names:
+    """The names of a solution, or a root: it depends on all that its equation depends on."""
     union = _union(inputs)
-    jaxprs = [body.jaxpr for body in bodies_of(held)]
-    results = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]
-    return [_union([union, *itertools.chain(*results)])] * len(eqn.outvars)
-
-
-# For the others (custom_vmap, shard_map, linear maps of roots), results vary over the operands'
-# names.
-_STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names], Any], list[Names]]] = {
-    **dict.fromkeys(
-        (
-            _jax.Call,
-            _jax.Checkpoint,
-            _jax.CustomJvp,
-            _jax.CustomVjp,
-            _jax.Scan,
-            _jax.While,
-            _jax.Cond,
-        ),
-        lambda checker, held, inputs, _: flow_through(checker, held, inputs).results,
-    ),
-    **dict.fromkeys((_jax.LinearSolve, _jax.HijaxOperation), _of_all_operands),
-}
+    found = union
+    for body in bodies_of(held):
+        found = found.union(*checker.results(body.jaxpr, [union] * len(body.jaxpr.in_avals)))
+    return found
 
 
 # ----------------------------------------------------------------------------- messages
@@ -348,18 +343,23 @@ _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names], Any], list[Name
 def _names_meet(first: Hashable, second: Hashable, resource: Any, place: Place) -> TypeError:
     first, second = sorted((first, second), key=str)
     resource = getattr(resource, "mesh_axis", resource)  # of a nested xmap
-    return resource_conflict(
-        f"Axes `{first}` and `{second}` are both assigned `{resource}`, but {place.ours} varies over both. Assign "
-        f"another resource to one of them, or reduce over one before they meet"
-        f"{LEGACY}Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
-        f"named_shape of {place.legacy or place.ours}"
+    ours = (
+        f"Axes `{first}` and `{second}` are both assigned `{resource}`, but {place.ours} varies "
+        "over both. Assign another resource to one of them, or reduce over one before they meet"
     )
+    legacy = (
+        f"Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they "
+        f"coincide in the named_shape of {place.legacy or place.ours}"
+    )
+    return resource_conflict(f"{ours}{LEGACY}{legacy}")
 
 
 def _unsupported_primitive(
     primitive: str, names: Iterable[Hashable], where: str
 ) -> NotImplementedError:
-    uses = f"uses the named axes {quoted(names)}" if names else "has an io_callback"
+    uses = "has an io_callback"
+    if names:
+        uses = f"uses the named axes {quoted(names)}"
     return NotImplementedError(
         f"xmap_compat does not know the operation `{primitive}`, which {uses} at {where}. "
         "Write it with collectives of jax.lax, or apply it outside of xmap"
@@ -367,14 +367,19 @@ def _unsupported_primitive(
 
 
 def _loop_collective(name: Hashable, where: str) -> RuntimeError:
-    return RuntimeError(
-        f"The function refers to `{name}` at {where}, but axis_resources assign a serial loop to `{name}`. Remove the "
-        f"loop, or the collective{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside "
-        f"the xmapped computation (e.g. in collectives), but `{name}` violates that rule"
+    ours = (
+        f"The function refers to `{name}` at {where}, but axis_resources assign a serial loop to "
+        f"`{name}`. Remove the loop, or the collective"
     )
+    legacy = (
+        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        f"computation (e.g. in collectives), but `{name}` violates that rule"
+    )
+    return RuntimeError(f"{ours}{LEGACY}{legacy}")
 
 
 def _no_elements(name: Hashable, where: str) -> ValueError:
     return ValueError(
-        f"Axis {name} has size 0, so that nothing can move along it at {where}. Leave the call out there"
+        f"Axis {name} has size 0, so that nothing can move along it at {where}. "
+        "Leave the call out there"
     )

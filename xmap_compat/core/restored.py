@@ -6,6 +6,7 @@ JAX has removed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
@@ -60,7 +61,9 @@ def _named_shape_of_type(aval: Any) -> Mapping[AxisName, int]:
     """``x.aval.named_shape``: empty outside of bodies, as in legacy; inside a body, a type does not
     know its names.
     """
-    return _NamesOfType(aval) if _in_body() else {}
+    if _in_body():
+        return _NamesOfType(aval)
+    return {}
 
 
 def _extremum_tangent(x, tangent, out, axes, axis_index_groups):
@@ -69,19 +72,8 @@ def _extremum_tangent(x, tangent, out, axes, axis_index_groups):
     """
     kept = lax.expand_dims(out, [a for a in axes if isinstance(a, int)])
     ties = (x == kept).astype(x.dtype)
-    total = lambda v: lax.psum(v, axes, axis_index_groups=axis_index_groups)  # noqa: E731
+    total = functools.partial(lax.psum, axis_name=axes, axis_index_groups=axis_index_groups)
     return total(tangent * ties) / total(ties)
-
-
-def _make_restoration() -> _jax.Restoration:
-    restoration = _jax.Restoration()
-    restoration.attribute(core.Tracer, "named_shape", property(named_shape))
-    restoration.attribute(core.ShapedArray, "named_shape", property(_named_shape_of_type))
-    _jax.restore_named_reductions(restoration, is_name)
-    _jax.restore_collective_transposes(restoration)
-    _jax.mend_collective_batching(restoration, _collective_in_vmap)
-    _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)
-    return restoration
 
 
 def _collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplementedError:
@@ -91,4 +83,11 @@ def _collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplemen
     )
 
 
-restored = _make_restoration()
+restored = _jax.Restoration(
+    _jax.replaced(core.Tracer, "named_shape", property(named_shape)),
+    _jax.replaced(core.ShapedArray, "named_shape", property(_named_shape_of_type)),
+    _jax.named_reductions(is_name),
+    *_jax.collective_transposes(),
+    *_jax.collective_batching(_collective_in_vmap),
+    *_jax.extremum_gradients(_extremum_tangent, _in_body),
+)

@@ -10,8 +10,8 @@ body finds over which mesh axes the uses of every value vary, and how much is ca
 
 from __future__ import annotations
 
-import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,12 +20,14 @@ from xmap_compat import _jax
 from xmap_compat.core.bodies import bodies_of, carry_of
 from xmap_compat.core.collectives import COLLECTIVES, names_used
 from xmap_compat.core.device import DeviceView
-from xmap_compat.core.names import Checker, Names, flow_through, read_names
+from xmap_compat.core.names import Checker, Names, flow_through
 from xmap_compat.core.parameters import axis_names
+from xmap_compat.core.passes import backward, fact_of
 from xmap_compat.core.specs import AxisName
 
-# For each mesh axis that a use of a value is cast to, sooner or later: how many elements are cast,
-# on one device, of the results that are computed from the value; None if the value itself is cast.
+# The mesh axes that a use casts a value to, or results that are computed from it, and how many
+# elements of these results are cast on one device; None if the value itself is cast.
+# ``{'x': None}``: it is added to a value that varies over `x`.  ``{'x': 1}``: only its sum is.
 Use = Mapping[Any, float | None]
 
 
@@ -34,6 +36,10 @@ class _Value(NamedTuple):
 
     names: Names
     elements: int
+
+
+def _names_of(values: Sequence[_Value]) -> list[Names]:
+    return [value.names for value in values]
 
 
 def varying_gathers(
@@ -49,7 +55,7 @@ def varying_gathers(
       inputs: the named axes of the program's inputs.
       results: the named axes that its results are broadcast to.
     """
-    if not any(view.mesh_axes_of(_gathered(eqn)) for eqn in _gathers_in(jaxpr)):
+    if not any(map(view.mesh_axes_of, map(_gathered, _gathers_in(jaxpr)))):
         return frozenset()
     uses = _Uses(view, checker)
     uses.of_inputs(jaxpr, inputs, list(map(uses.cast_to, results)))
@@ -58,12 +64,10 @@ def varying_gathers(
 
 def _gathered(eqn: Any) -> tuple[AxisName, ...]:
     """The axes that an equation gathers into a result that is equal for all their elements."""
-    groups = eqn.params.get("axis_index_groups")
-    return (
-        axis_names(eqn.params)
-        if eqn.primitive.name in ("all_gather", "device_gather") and groups is None
-        else ()
-    )
+    is_gather = eqn.primitive.name in ("all_gather", "device_gather")
+    if not is_gather or eqn.params.get("axis_index_groups") is not None:
+        return ()
+    return axis_names(eqn.params)
 
 
 def _gathers_in(held: Any) -> Iterator[Any]:
@@ -91,30 +95,24 @@ class _Uses:
 
     def _of_inputs(self, jaxpr, inputs, results):
         body, _ = _jax.open_jaxpr(jaxpr)
-        variables = _jax.input_vars(body)
-        input_vars = variables[len(variables) - len(inputs) :]
         names = self.checker.variables(jaxpr, inputs)
 
         def value(atom):
-            return self._value(atom.aval, read_names(names, atom))
+            return self._value(atom.aval, fact_of(names, atom))
 
-        uses: dict[Any, list[Use]] = collections.defaultdict(list)
-        latest = list(zip(body.outvars, results))
-        for eqn in reversed([None, *body.eqns]):
-            for atom, use in latest:
-                if not isinstance(atom, _jax.Literal):
-                    uses[atom].append(use)
-            if eqn is not None:
-                after = [self._together(value(v), uses[v]) for v in eqn.outvars]
-                operands, outs = (list(map(value, atoms)) for atoms in (eqn.invars, eqn.outvars))
-                latest = list(
-                    zip(eqn.invars, self._of_operands(eqn, operands, outs, after), strict=True)
-                )
-        return [self._together(value(v), uses[v]) for v in input_vars]
+        def of_operands(eqn, uses):
+            operands = list(map(value, eqn.invars))
+            outs = list(map(value, eqn.outvars))
+            return self._of_operands(eqn, operands, outs, list(map(self._together, outs, uses)))
+
+        uses = backward(body.eqns, zip(body.outvars, results), of_operands)
+        return [self._together(value(variable), uses[variable]) for variable in body.invars]
 
     def _value(self, aval, names):
-        local = (self.view.placements[n].local_size for n in self.view.bound(names))
-        return _Value(names, math.prod(getattr(aval, "shape", ())) * math.prod(local))
+        elements = math.prod(getattr(aval, "shape", ()))
+        for name in self.view.bound(names):
+            elements *= self.view.placements[name].local_size
+        return _Value(names, elements)
 
     def cast_to(self, names: Names) -> Use:
         """The use of a value that is cast to vary over all of the names."""
@@ -127,37 +125,41 @@ class _Uses:
         together = {}
         for axis in self.view.mesh_axes:
             if all(axis in use for use in uses):
-                later = [elements for use in uses if (elements := use[axis]) is not None]
-                together[axis] = sum(later) + (value.elements if len(later) < len(uses) else 0)
+                casts = [use[axis] for use in uses]
+                together[axis] = sum(filter(None, casts))
+                if None in casts:
+                    together[axis] += value.elements
         return together
 
     def _of_operands(self, eqn, operands, outs, after) -> Sequence[Use]:
         """The use of each operand of an equation, from the uses of its results."""
-        structured = _jax.read(eqn)
-        if isinstance(structured, (_jax.Call, _jax.Checkpoint, _jax.Scan, _jax.Cond)):
-            return self._of_bodies(structured, operands, after)
-        if isinstance(
-            structured, _jax.CustomJvp
-        ):  # only the type of its rule is known: each result varies by itself
-            self.leave(structured.body)
-            shared = frozenset.intersection(*(v.names for v in outs)) if outs else frozenset()
-            return _of_ordinary(operands, after, self.cast_to(shared))
+        held = _jax.read(eqn)
+        if isinstance(held, (_jax.Call, _jax.Checkpoint, _jax.Scan, _jax.Cond)):
+            return self._of_bodies(held, operands, after)
+        if isinstance(held, _jax.CustomJvp):
+            # Only the type of its rule is known: each result varies by itself.
+            self.leave(held.body)
+            return _of_ordinary(operands, after, self._cast_by_all(outs))
         if _gathered(eqn):
             return self._of_gathered(eqn, operands[0], outs[0], *after)
-        together = self.cast_to(frozenset().union(*(v.names for v in operands)))
-        if eqn.primitive.name in COLLECTIVES:
-            joint = COLLECTIVES[eqn.primitive.name].joint
-            return (
-                [together] * len(operands)
-                if joint
-                else [self.cast_to(v.names) for _, v in zip(operands, outs)]
-            )
-        is_ordinary = structured is None and not _jax.has_side_effect(eqn) and not names_used(eqn)
-        if is_ordinary and not _jax.has_custom_batching(eqn):
+        together = self.cast_to(frozenset().union(*_names_of(operands)))
+        row = COLLECTIVES.get(eqn.primitive.name)
+        if row is not None and row.joint:
+            return [together] * len(operands)
+        if row is not None:
+            return list(map(self.cast_to, _names_of(outs)))[: len(operands)]
+        has_rule = held is not None or _jax.has_custom_batching(eqn)
+        if not (has_rule or _jax.has_side_effect(eqn) or names_used(eqn)):
             return _of_ordinary(operands, after, together)
         for body in _jax.subjaxprs(eqn.params):
             self.leave(body)
         return [{}] * len(operands)
+
+    def _cast_by_all(self, outs):
+        """The use of a value that results of one equation are computed from, each by itself."""
+        if not outs:
+            return {}
+        return self.cast_to(frozenset.intersection(*_names_of(outs)))
 
     def _of_bodies(self, held, operands, after):
         """A carry is cast before the first iteration and after each; other values are cast in each
@@ -166,50 +168,50 @@ class _Uses:
         Each result of branches is cast to vary over all that it varies over in some branch,
         operands as the index does.
         """
-        names, results, predicate = flow_through(self.checker, held, [v.names for v in operands])
-        carry, before = range(len(operands))[carry_of(held)], self.cast_to(predicate)
+        names, results, predicate = flow_through(self.checker, held, _names_of(operands))
+        carry = range(len(operands))[carry_of(held)]
+        cast = len(results) if isinstance(held, _jax.Cond) else len(carry)
         inside: list[list[Use]] = [[] for _ in operands]
         for body in bodies_of(held):
-            iterations = body.repeats or 1
-            after = [_times(use, 1 / iterations) for use in after]
-            cast = len(results) if isinstance(held, _jax.Cond) else len(carry)
-            leaving = [*map(self.cast_to, results[:cast]), *after[cast:]]
+            repeats = body.repeats or 0
+            leaving = list(map(self.cast_to, results[:cast]))
+            leaving.extend(_times(use, 1 / max(repeats, 1)) for use in after[cast:])
             entering = self.of_inputs(body.jaxpr, [names[k] for k in body.operands], leaving)
             for k, use in zip(body.operands, entering):
-                inside[k].append(_times(use, iterations if body.repeats else 0))
-        return [
-            self.cast_to(names[k])
-            if k in carry
-            else {**self._together(v, inside[k]), **before}
-            if inside[k]
-            else {}
-            for k, v in enumerate(operands)
-        ]
+                inside[k].append(_times(use, repeats))
+        before = self.cast_to(predicate)
+        uses: list[Use] = []
+        for k, value in enumerate(operands):
+            if k in carry:
+                uses.append(self.cast_to(names[k]))
+            elif inside[k]:
+                uses.append({**self._together(value, inside[k]), **before})
+            else:
+                uses.append({})
+        return uses
 
     def leave(self, jaxpr: Any) -> None:
         """Leave the gathers of a body invarying."""
         self.chosen.update(dict.fromkeys(_gathers_in(jaxpr), False))
 
     def _of_gathered(self, eqn, operand, out, after):
-        axes = self.view.mesh_axes_of(n for n in _gathered(eqn) if n in operand.names)
-        varies = bool(axes) and set(axes) <= after.keys()
+        gathered = [name for name in _gathered(eqn) if name in operand.names]
+        axes = self.view.mesh_axes_of(gathered)
+        varies = bool(axes) and after.keys() >= set(axes)
         better = varies and out.elements < 2 * max(after[axis] for axis in axes)
         self.chosen[eqn] = better and self.chosen.get(eqn, True)
         return [after]
 
 
-def _of_ordinary(operands: Sequence[_Value], after: Sequence[Use], together: Use) -> list[Use]:
+def _of_ordinary(operands, after: Sequence[Mapping[Any, float]], together: Use) -> list[Use]:
     """Operands are cast where one of them varies; over other axes the results are cast, where their
     uses are.
     """
-    ahead = (
-        [axis for axis in after[0] if axis not in together and all(axis in use for use in after)]
-        if after
-        else []
-    )
-    return [{**together, **{axis: sum(use[axis] or 0 for use in after) for axis in ahead}}] * len(
-        operands
-    )
+    use = dict(together)
+    for axis in itertools.chain(*after[:1]):
+        if axis not in together and all(axis in later for later in after):
+            use[axis] = sum(later[axis] for later in after)
+    return [use] * len(operands)
 
 
 def _times(use: Use, iterations: float) -> Use:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,21 +44,53 @@ class NamedValue:
 
     def positional_dims(self) -> list[int]:
         """The dimensions of ``data`` that are positional, in order."""
-        return [k for k, name in enumerate(self.dims) if name is None]
+        return self.dims_of([None])
 
     def positional_shape(self) -> tuple[int, ...]:
         """The sizes of these dimensions."""
-        return tuple(np.shape(self.data)[k] for k in self.positional_dims())
+        shape = np.shape(self.data)
+        return tuple(shape[k] for k in self.positional_dims())
+
+    def permutation(self, order: Sequence[int]) -> tuple[int, ...]:
+        """A permutation of all dimensions: positional ones get an order, named ones stay."""
+        at = self.positional_dims()
+        permutation = list(range(len(self.dims)))
+        for place, k in zip(at, order):
+            permutation[place] = at[k]
+        return tuple(permutation)
 
     def dims_of(self, names: Iterable[AxisName]) -> list[int]:
         """The dimensions of ``data`` that belong to these names."""
         wanted = set(names)
-        return [k for k, name in enumerate(self.dims) if name is not None and name in wanted]
+        return [k for k, name in enumerate(self.dims) if name in wanted]
+
+    def with_data(self, data: Any) -> NamedValue:
+        """Other data with the same dimensions and names."""
+        return NamedValue(data, self.dims, self.names)
+
+
+def union_of_names(values: Iterable[NamedValue]) -> frozenset[AxisName]:
+    """The axes that any of the values varies over."""
+    return frozenset().union(*(v.names for v in values))
+
+
+def as_array(data: Any) -> Any:
+    """Data with a shape: literals of a program may be Python numbers."""
+    if hasattr(data, "shape"):
+        return data
+    return np.asarray(data, jax.typeof(data).dtype)
 
 
 def positional(data: Any) -> NamedValue:
     """A value without named axes."""
     return NamedValue(data, (None,) * jnp.ndim(data), frozenset())
+
+
+def value_of(env: Mapping[Any, NamedValue], atom: Any) -> NamedValue:
+    """The value of a variable or a literal."""
+    if isinstance(atom, _jax.Literal):
+        return positional(atom.val)
+    return env[atom]
 
 
 def is_float0(value: NamedValue) -> bool:
@@ -72,65 +104,76 @@ def is_smooth(x: Any) -> bool:
 
 def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]:
     """Cut a list into pieces of the given lengths, and a rest."""
-    pieces, start = [], 0
+    rest = list(values)
+    pieces = []
     for length in lengths:
-        pieces.append(list(values[start : start + length]))
-        start += length
-    return [*pieces, list(values[start:])]
+        pieces.append(rest[:length])
+        rest = rest[length:]
+    return [*pieces, rest]
+
+
+def others(count: int, chosen: Iterable[int]) -> list[int]:
+    """The numbers below ``count`` that are not chosen, in order."""
+    return sorted(set(range(count)).difference(chosen))
+
+
+def moved_to_front(data: Any, dims: Sequence[int]) -> Any:
+    """The data with these dimensions first, in the order given."""
+    if list(dims) == list(range(len(dims))):
+        return data
+    return lax.transpose(data, (*dims, *others(data.ndim, dims)))
 
 
 def transposed(value, dims):
-    named = {name: k for k, name in enumerate(value.dims) if name is not None}
     unnamed = iter(value.positional_dims())
-    order = [next(unnamed) if name is None else named[name] for name in dims]
+    order = []
+    for name in dims:
+        order.append(next(unnamed) if name is None else value.dims.index(name))
     return NamedValue(lax.transpose(value.data, order), dims, value.names)
 
 
-def leading(value: NamedValue, names: Sequence[AxisName]) -> Any:
+def leading(value: NamedValue, names: Iterable[AxisName]) -> Any:
     """The data with the local dimensions of ``names`` first, in that order."""
-    front = [value.dims.index(n) for n in names]
-    rest = [k for k in range(len(value.dims)) if k not in front]
-    return (
-        value.data
-        if front == list(range(len(front)))
-        else lax.transpose(value.data, (*front, *rest))
-    )
+    return moved_to_front(value.data, list(map(value.dims.index, names)))
 
 
 def without(dims: Dims, names: Iterable[AxisName]) -> Dims:
     dropped = set(names)
-    return tuple(n for n in dims if n is None or n not in dropped)
+    return tuple(name for name in dims if name not in dropped)
+
+
+def without_dims(dims: Dims, gone: Container[int]) -> Dims:
+    return tuple(n for k, n in enumerate(dims) if k not in gone)
 
 
 def move_positional(value: NamedValue, source: int, destination: int) -> NamedValue:
     """Move a positional dimension to another place among the positional dimensions."""
-    unnamed = value.positional_dims()
-    order = unnamed.copy()
-    order.insert(destination, order.pop(source))
-    unnamed_iter = iter(order)
-    permutation = [
-        k if name is not None else next(unnamed_iter) for k, name in enumerate(value.dims)
-    ]
-    if permutation == list(range(len(permutation))):
+    if source == destination:
         return value
-    return NamedValue(lax.transpose(value.data, permutation), value.dims, value.names)
+    order = list(range(value.dims.count(None)))
+    order.insert(destination, order.pop(source))
+    return value.with_data(lax.transpose(value.data, value.permutation(order)))
 
 
 def merge_positional(value: NamedValue, position: int) -> NamedValue:
     """Merge positional dimensions ``position`` and ``position + 1`` into one."""
     first, second = value.positional_dims()[position : position + 2]
-    order = [k for k in range(len(value.dims)) if k != first]
-    order.insert(order.index(second), first)
-    data = lax.transpose(value.data, order) if order != sorted(order) else value.data
-    dims = tuple(value.dims[k] for k in order)
-    at = order.index(first)
-    shape = (*data.shape[:at], data.shape[at] * data.shape[at + 1], *data.shape[at + 2 :])
-    return NamedValue(_jax.reshaped(data, shape), (*dims[:at], *dims[at + 1 :]), value.names)
+    order = others(len(value.dims), [first])
+    at = order.index(second)
+    order.insert(at, first)
+    data = value.data
+    if order != sorted(order):
+        data = lax.transpose(data, order)
+    shape = list(data.shape)
+    shape[at : at + 2] = [shape[at] * shape[at + 1]]
+    dims = [value.dims[k] for k in order]
+    del dims[at]
+    return NamedValue(_jax.reshaped(data, tuple(shape)), tuple(dims), value.names)
 
 
 def squeeze_positional(value: NamedValue, position: int) -> NamedValue:
     """Drop a positional dimension of one element."""
     at = value.positional_dims()[position]
-    return NamedValue(
-        lax.squeeze(value.data, (at,)), (*value.dims[:at], *value.dims[at + 1 :]), value.names
-    )
+    dims = list(value.dims)
+    del dims[at]
+    return NamedValue(lax.squeeze(value.data, (at,)), tuple(dims), value.names)

@@ -8,63 +8,67 @@ there.  No JAX backend is initialised, so that programs can still choose devices
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import jax
 import jax.experimental
 
 from xmap_compat import _jax, random, vocabulary
-from xmap_compat.core import restored
+from xmap_compat.core.restored import restored
 from xmap_compat.legacy import adapters, initializers, maps, old_names
 from xmap_compat.legacy import removed as table
 
-# ------------------------------------------------------------------------------- xmap's own
-
-SAMPLERS = sorted({*random.__all__} - {"NamedShape", "fold_in_names"})
 _NO_SPMD_LOWERING = (
     "experimental_xmap_spmd_lowering has no effect: an argument that is sharded over mesh axes that no named axis uses "
     "is gathered at the call. To keep it sharded, name that dimension in in_axes, on these mesh axes"
 )
+OPTION_OF_RANDOM = "jax_threefry_partitionable"
 
 
-def _new_installation() -> _jax.Restoration:
-    """Restore xmap's own names.  The names of ``jax.lax`` and braces come with the restoration of
-    bodies.
-    """
-    installation = _jax.Restoration()
+def _names_of_xmap() -> Iterator[_jax.Patch]:
+    """The names of xmap itself.  Those of ``jax.lax`` and braces come with those of bodies."""
     pxla = importlib.import_module("jax.interpreters.pxla")
-    installation.entry(sys.modules, maps.MAPS, maps.module)
-    installation.attribute(jax.experimental, "maps", maps.module)
-    # JAX's own thread_resources is deprecated, and does not know jax.set_mesh.
-    installation.attribute(pxla, "thread_resources", maps.thread_resources)
-    installation.attribute(pxla, "Mesh", jax.sharding.Mesh)
-    installation.attribute(jax.core, "NamedShape", random.NamedShape)
-    for name in SAMPLERS:
-        installation.attribute(jax.random, name, getattr(random, name))
+    yield lambda: _jax.forget_assigned_mesh
+    yield _jax.replaced(sys.modules, maps.MAPS, maps.module)
+    yield _jax.replaced(jax.experimental, "maps", maps.module)
+    # That of JAX is deprecated, and does not know jax.set_mesh.
+    yield _jax.replaced(pxla, "thread_resources", maps.thread_resources)
+    yield _jax.replaced(pxla, "Mesh", jax.sharding.Mesh)
+    yield _jax.replaced(jax.core, "NamedShape", random.NamedShape)
+    for name in random.SAMPLERS:
+        yield _jax.replaced(jax.random, name, getattr(random, name))
     for name, function in initializers.INITIALIZERS.items():
-        installation.attribute(jax.nn.initializers, name, function)
-    for made, position in ((jax.ShapeDtypeStruct, 2), (jax.core.ShapedArray, 3)):
-        constructor = "__new__" if "__new__" in vars(made) else "__init__"
-        installation.attribute(
-            made, constructor, adapters.without_names(getattr(made, constructor), position)
-        )
-    warnings = {table.SPMD_LOWERING: _NO_SPMD_LOWERING}
-    _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False), warnings)
-    _jax.restore_mesh_context(installation)
-    vocabulary.complete(restored.restored)
-    installation.hold(restored.restored)
-    return installation
+        yield _jax.replaced(jax.nn.initializers, name, function)
+    for kind, position in ((jax.ShapeDtypeStruct, 2), (jax.core.ShapedArray, 3)):
+        constructor = "__new__" if "__new__" in vars(kind) else "__init__"
+        without = adapters.without_names(getattr(kind, constructor), position)
+        yield _jax.replaced(kind, constructor, without)
+    defaults = dict.fromkeys(table.XMAP_OPTIONS, False)
+    yield from _jax.accepted_options(defaults, {table.SPMD_LOWERING: _NO_SPMD_LOWERING})
+    yield from _jax.mesh_context()
+    vocabulary.complete()
+    yield restored.enter
+
+
+def _numbers_of_old_random() -> Iterator[_jax.Patch]:
+    def switch_off():
+        before = getattr(jax.config, OPTION_OF_RANDOM)
+        jax.config.update(OPTION_OF_RANDOM, False)
+        return functools.partial(jax.config.update, OPTION_OF_RANDOM, before)
+
+    yield switch_off
 
 
 # ------------------------------------------------------------------------------- in and out
 
 _lock = threading.Lock()
-_installation: _jax.Restoration | None = None
-_removed: _jax.Restoration | None = None
-OPTION_OF_RANDOM = "jax_threefry_partitionable"
-_option_of_random: bool | None = None  # what it was before install(old_random=True)
+# What install() has put in place, in this order.
+_installed: dict[Any, _jax.Restoration] = {}
 
 
 class Installed(contextlib.AbstractContextManager):
@@ -76,7 +80,7 @@ class Installed(contextlib.AbstractContextManager):
     """
 
     _open = 0
-    _over: _jax.Restoration | None = None  # what is installed for as long as contexts are open
+    _ends_it = False  # whether the last open context undoes what is installed now
 
     def __init__(self, first: bool):
         self._first = first
@@ -85,15 +89,16 @@ class Installed(contextlib.AbstractContextManager):
         with _lock:
             Installed._open += 1
             if self._first:
-                Installed._over = _installation
+                Installed._ends_it = True
         return self
 
     def __exit__(self, *exc_info, exiting=sys.is_finalizing) -> None:
-        if not exiting():  # the names of modules are gone then
-            with _lock:
-                Installed._open -= 1
-                if not Installed._open and Installed._over is _installation:
-                    _put_back()
+        if exiting():  # the names of modules are gone then
+            return
+        with _lock:
+            Installed._open -= 1
+            if Installed._ends_it and not Installed._open:
+                _put_back()
 
 
 def install(removed: bool = True, old_random: bool = False) -> Installed:
@@ -126,10 +131,16 @@ def install(removed: bool = True, old_random: bool = False) -> Installed:
       ...     xmap(lambda x: x + 1, in_axes=["i"], out_axes=["i"])(jax.numpy.arange(3)).tolist()
       [1, 2, 3]
     """
+    parts = [_names_of_xmap]
+    if removed:
+        parts.append(old_names.patches)
+    if old_random:
+        parts.append(_numbers_of_old_random)
     with _lock:
-        first = _installation is None
+        first = not _installed
         try:
-            _put_in_place(removed, old_random)
+            for part in parts:
+                _put_in_place(part)
         except BaseException:
             if first:
                 _put_back()
@@ -137,19 +148,11 @@ def install(removed: bool = True, old_random: bool = False) -> Installed:
     return Installed(first)
 
 
-def _put_in_place(removed: bool, old_random: bool) -> None:
-    global _installation, _removed, _option_of_random
-    if old_random and _option_of_random is None:
-        _option_of_random = bool(getattr(jax.config, OPTION_OF_RANDOM))
-        jax.config.update(OPTION_OF_RANDOM, False)
-    if _installation is None:
-        installation = _new_installation()
-        installation.enter()
-        _installation = installation
-    if removed and _removed is None:
-        old = old_names.restoration()
-        old.enter()
-        _removed = old
+def _put_in_place(part: Callable[[], Iterable[_jax.Patch]]) -> None:
+    if part not in _installed:
+        restoration = _jax.Restoration(*part())
+        restoration.enter()
+        _installed[part] = restoration
 
 
 def uninstall() -> None:
@@ -168,14 +171,7 @@ def uninstall() -> None:
 
 
 def _put_back() -> None:
-    global _installation, _removed, _option_of_random
-    if _option_of_random is not None:
-        jax.config.update(OPTION_OF_RANDOM, _option_of_random)
-        _option_of_random = None
-    if _removed is not None:
-        _removed.exit()
-        _removed = None
-    if _installation is not None:
-        _installation.exit()
-        _installation = None
-        _jax.forget_assigned_mesh()
+    Installed._ends_it = False
+    while _installed:
+        _, restoration = _installed.popitem()
+        restoration.exit()

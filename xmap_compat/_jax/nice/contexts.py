@@ -9,7 +9,7 @@ import jax
 from jax._src import pjit
 from jax._src.mesh import thread_resources
 
-from xmap_compat._jax.patches import Restoration
+from xmap_compat._jax.patches import Patch, replaced
 
 _create_sharding = pjit._create_sharding_for_array
 if list(inspect.signature(_create_sharding).parameters) != ["mesh", "x", "name", "api_name"]:
@@ -52,15 +52,15 @@ def pop() -> None:
     _exit_of_jax(innermost()[1], None, None, None)
 
 
-def bare_specs(restoration: Restoration) -> None:
+def bare_specs() -> list[Patch]:
     """Inside our mesh, ``jit(in_shardings=PartitionSpec(...))`` means that mesh, as it did then.
 
     Since 0.7 jit reads only ``jax.set_mesh``, which would also change where all other results live.
     """
+    return [replaced(pjit, "_create_sharding_for_array", _create_sharding_in_mesh)]
 
-    def create_sharding(mesh, x, name, api_name):
-        if api_name == "jit" and mesh.empty and isinstance(x, jax.sharding.PartitionSpec):
-            _, mesh = innermost()
-        return _create_sharding(mesh, x, name, api_name)
 
-    restoration.attribute(pjit, "_create_sharding_for_array", create_sharding)
+def _create_sharding_in_mesh(mesh, x, name, api_name):
+    if api_name == "jit" and mesh.empty and isinstance(x, jax.sharding.PartitionSpec):
+        _, mesh = innermost()
+    return _create_sharding(mesh, x, name, api_name)

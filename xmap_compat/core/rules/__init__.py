@@ -12,20 +12,12 @@ from xmap_compat.core import once
 from xmap_compat.core.collectives import COLLECTIVES, has_groups
 from xmap_compat.core.device import equal_parts, laid_out_over
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules import (  # they fill COLLECTIVES
-    contraction as contraction,
-)
-from xmap_compat.core.rules import (
-    exchanges as exchanges,
-)
-from xmap_compat.core.rules import (
-    gathers as gathers,
-)
-from xmap_compat.core.rules import (
-    reductions as reductions,
-)
+from xmap_compat.core.rules import contraction as contraction  # they fill COLLECTIVES
+from xmap_compat.core.rules import exchanges as exchanges
+from xmap_compat.core.rules import gathers as gathers
+from xmap_compat.core.rules import reductions as reductions
 from xmap_compat.core.specs import AxisNames
-from xmap_compat.core.values import NamedValue
+from xmap_compat.core.values import NamedValue, union_of_names
 
 
 def translate(
@@ -33,9 +25,11 @@ def translate(
 ) -> list[NamedValue]:
     """The results of a collective on one device."""
     row = COLLECTIVES[primitive]
-    apply = row.in_groups if has_groups(params) else row.translate
-    assert apply is not None  # check_groups has refused others
     axes = axis_names(params)
+    apply = row.translate
+    if has_groups(params):
+        assert row.in_groups is not None  # JAX takes no groups for the others
+        apply = row.in_groups
     if has_groups(params) or not row.counts:
         operands = [_in_parts(view, primitive, operand, axes) for operand in operands]
     if row.joint or not operands:
@@ -54,8 +48,7 @@ def _in_parts(view, primitive, operand, axes):
 
 def _with_ended(result: NamedValue, operands: Sequence[NamedValue], axes: AxisNames) -> NamedValue:
     """A result in whose names the cotangents that existed once have ended in the collective."""
-    before = frozenset().union(*(v.names for v in operands))
-    names = once.after_collective(before, axes, result.names)
+    names = once.after_collective(union_of_names(operands), axes, result.names)
     if names == result.names:
         return result
     return dataclasses.replace(result, names=names)

@@ -26,7 +26,7 @@ from xmap_compat.core import errors
 from xmap_compat.core.collectives import collective, reduced
 from xmap_compat.core.device import DeviceView, cast_to, sum_devices, times_elements
 from xmap_compat.core.parameters import Params
-from xmap_compat.core.values import NamedValue
+from xmap_compat.core.values import NamedValue, union_of_names
 
 _Labels = tuple[int, ...]
 
@@ -44,10 +44,12 @@ class Subscripts(NamedTuple):
     output: _Labels
 
     def __repr__(self) -> str:
-        *inputs, output = (
-            "".join(map(opt_einsum.get_symbol, labels)) for labels in (*self.inputs, self.output)
-        )
+        *inputs, output = map(_letters, (*self.inputs, self.output))
         return f"{','.join(inputs)}->{output}"
+
+
+def _letters(labels):
+    return "".join(map(opt_einsum.get_symbol, labels))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +60,27 @@ class Skipped:
     Attributes:
       spec: what the user wrote.
       operands: how to call each operand.
-      skipped: for each operand, ``(axis that it must not vary over, the operand that mentions
-        it)``.
+      skipped: ``(operand, axis, by)``: the index of the operand, the axis that it must not vary
+        over, and the operand that mentions the axis.
     """
 
     spec: str
     operands: tuple[str, ...]
-    skipped: tuple[tuple[tuple[Hashable, str], ...], ...]
+    skipped: tuple[tuple[int, Hashable, str], ...]
+
+    def check(self, names: Sequence[Container[Hashable]], where: str = "") -> None:
+        """Raise if an operand varies over an axis that it skips; ``names`` has those of each."""
+        for index, axis, by in self.skipped:
+            if axis in names[index]:
+                operand = self.operands[index]
+                raise errors.einsum_skipped_axis(self.spec, axis, by, operand, where)
+
+    def without(self, known: Container[Hashable]) -> Skipped | None:
+        """What is left to check when some axes have been checked; None if nothing is."""
+        left = [entry for entry in self.skipped if entry[1] not in known]
+        if not left:
+            return None
+        return Skipped(self.spec, self.operands, tuple(left))
 
 
 def bind_contraction(
@@ -85,43 +101,50 @@ def bind_contraction(
         hashable.
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
-    for name in manual if mentions is not None else ():
-        mentions = _without_axis(mentions, name, [name in _jax.varying_axes(x) for x in operands])
-    named = tuple(a for a in axes if a not in manual)
+    if mentions is not None and manual:
+        mentions.check([_jax.varying_axes(x) for x in operands])
+        mentions = mentions.without(manual)
+    named = _without(axes, manual)
     if named or mentions is not None:
         out = _contraction_p.bind(
             *operands, axes=named, subscripts=subscripts, mentions=mentions, **options
         )
     else:
         out = _contract_arrays(*operands, subscripts=subscripts, **options)
-    mesh_axes = tuple(a for a in axes if a in manual)
-    return summed(lambda x: lax.psum(x, mesh_axes), out) if mesh_axes else out
+    mesh_axes = _common(axes, manual)
+    if not mesh_axes:
+        return out
+    return summed(lambda x: lax.psum(x, mesh_axes), out)
 
 
 def summed(total: Callable[[Any], Any], x: Any) -> Any:
     """A sum; for booleans, whether one is true."""
-    return total(x.astype(np.int32)).astype(bool) if x.dtype == np.bool_ else total(x)
+    if x.dtype != np.bool_:
+        return total(x)
+    count = total(x.astype(np.int32))
+    return count.astype(bool)
 
 
 def sum_dims(x: Any, dims: Sequence[int]) -> Any:
     """A sum over positional dimensions, with the types that a dot would give it."""
-    return summed(lambda x: lax.reduce_sum(x, dims), x) if dims else x
+    if not dims:
+        return x
+    return summed(lambda x: lax.reduce_sum(x, dims), x)
 
 
 def accumulation_type(dtype: Any, preferred_element_type: Any) -> np.dtype | None:
     """The type to add products in: no less precise than theirs, as it depends on placements how
     often a sum rounds.
     """
-    return (
-        None
-        if preferred_element_type is None
-        else np.dtype(jnp.promote_types(dtype, preferred_element_type))
-    )
+    if preferred_element_type is None:
+        return None
+    return np.dtype(jnp.promote_types(dtype, preferred_element_type))
 
 
 def _fresh_labels(inputs: Sequence[_Labels]) -> Iterator[int]:
     """Labels that the operands do not have yet."""
-    return itertools.count(1 + max(itertools.chain.from_iterable(inputs), default=-1))
+    used = itertools.chain.from_iterable(inputs)
+    return itertools.count(1 + max(used, default=-1))
 
 
 def _output_order(inputs: Sequence[_Labels], output: _Labels, more: Sequence[int]) -> _Labels:
@@ -130,11 +153,18 @@ def _output_order(inputs: Sequence[_Labels], output: _Labels, more: Sequence[int
     """
     kept = (*more, *output)
     if len(inputs) != 2:
-        return tuple(c for c in kept if any(c in labels for labels in inputs))
-    x, y = (_without(labels, _private_labels(inputs, k, kept)) for k, labels in enumerate(inputs))
+        present = {*itertools.chain.from_iterable(inputs)}
+        return _common(kept, present)
+    x = _without(inputs[0], _private_labels(inputs, 0, kept))
+    y = _without(inputs[1], _private_labels(inputs, 1, kept))
     _, natural = _dot_numbers(x, y, kept)
     ordered = iter(output)
-    return tuple(c if c in more else next(ordered) for c in natural)
+    order = []
+    for label in natural:
+        if label not in more:
+            label = next(ordered)
+        order.append(label)
+    return tuple(order)
 
 
 def _contract_arrays(*operands, subscripts, precision, preferred_element_type, optimize):
@@ -142,11 +172,12 @@ def _contract_arrays(*operands, subscripts, precision, preferred_element_type, o
     options = {"precision": precision, "preferred_element_type": preferred_element_type}
     if len(operands) == 2:
         return _dot(*operands, subscripts, options)
-    labelled = itertools.chain.from_iterable(zip(operands, map(list, subscripts.inputs)))
-    # A copy, as an optimizer may have a state, which is for one contraction.
-    return jnp.einsum(
-        *labelled, list(subscripts.output), optimize=copy.deepcopy(optimize), **options
-    )
+    labelled = []
+    for x, labels in zip(operands, subscripts.inputs):
+        labelled += [x, list(labels)]
+    # An optimizer may have a state, which is for one contraction.
+    optimize = copy.deepcopy(optimize)
+    return jnp.einsum(*labelled, list(subscripts.output), optimize=optimize, **options)
 
 
 def _sum_private(operands, subscripts, dtype):
@@ -157,38 +188,42 @@ def _sum_private(operands, subscripts, dtype):
         return operands, subscripts
     if dtype is not None:
         operands = [x.astype(jnp.promote_types(x.dtype, dtype)) for x in operands]
-    operands = [
-        sum_dims(x, list(map(labels.index, gone)))
-        for x, labels, gone in zip(operands, inputs, private)
-    ]
-    return operands, Subscripts(tuple(map(_without, inputs, private)), output)
+    left = []
+    for x, labels, gone in zip(operands, inputs, private):
+        dims = [labels.index(label) for label in gone]
+        left.append(sum_dims(x, dims))
+    return left, Subscripts(tuple(map(_without, inputs, private)), output)
 
 
 def _dot(x, y, subscripts, options):
-    (left, right), output = subscripts
-    numbers, natural = _dot_numbers(left, right, output)
+    left, right = subscripts.inputs
+    numbers, natural = _dot_numbers(left, right, subscripts.output)
     out = lax.dot_general(x, y, numbers, **options)
-    return out if natural == output else lax.transpose(out, list(map(natural.index, output)))
+    if natural == subscripts.output:
+        return out
+    order = [natural.index(label) for label in subscripts.output]
+    return lax.transpose(out, order)
 
 
 def _dot_numbers(x, y, kept):
     """Dimension numbers of the dot of two labelled arrays, and the labels of its result."""
-    shared = [c for c in x if c in y]
-    batch = [c for c in kept if c in shared]
-    summed = [c for c in shared if c not in kept]
-    numbers = tuple(
-        tuple(tuple(map(labels.index, group)) for labels in (x, y)) for group in (summed, batch)
-    )
-    return numbers, (*batch, *(c for c in (*x, *y) if c not in shared))
+    shared = _common(x, y)
+    batch = _common(kept, shared)
+    contracted = _without(shared, kept)
+    numbers = []
+    for group in (contracted, batch):
+        numbers.append((tuple(map(x.index, group)), tuple(map(y.index, group))))
+    return tuple(numbers), (*batch, *_without(x, shared), *_without(y, shared))
 
 
 def _private_labels(inputs, index, kept):
     """Labels of one operand that are summed and that no other operand has."""
-    others = {
-        *kept,
-        *itertools.chain.from_iterable(labels for k, labels in enumerate(inputs) if k != index),
-    }
-    return [c for c in inputs[index] if c not in others]
+    others = itertools.chain(kept, *_replaced(inputs, index, ()))
+    return _without(inputs[index], set(others))
+
+
+def _common(labels, others):
+    return tuple(c for c in labels if c in others)
 
 
 def _without(labels, gone):
@@ -206,17 +241,21 @@ def _cotangent(
     """One operand's cotangent: the others times that of the result; named axes are not summed (as
     in legacy).
     """
-    labels_of_x, x = subscripts.inputs[index], operands[index]
-    terms = _replaced(subscripts.inputs, index, subscripts.output)
-    kept = tuple(c for c in labels_of_x if any(c in labels for labels in terms))
+    labels = subscripts.inputs[index]
+    x = operands[index]
+    factors = _replaced(subscripts.inputs, index, subscripts.output)
+    present = {*itertools.chain.from_iterable(factors)}
+    kept = _common(labels, present)
+    if not isinstance(optimize, str):
+        optimize = "auto"
     out = _contract_arrays(
         *_replaced(operands, index, ct),
-        subscripts=Subscripts(terms, kept),
+        subscripts=Subscripts(factors, kept),
         precision=precision,
         preferred_element_type=preferred_element_type,
-        optimize=optimize if isinstance(optimize, str) else "auto",
+        optimize=optimize,
     )
-    return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(labels_of_x.index, kept)))
+    return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(labels.index, kept)))
 
 
 def _replaced(values, index, value):
@@ -228,43 +267,35 @@ def _batch(operands, dims, *, name, axes, subscripts, mentions, **options):
     is kept.
     """
     label = next(_fresh_labels(subscripts.inputs))
-    inputs = tuple(
-        labels if d is None else (*labels[:d], label, *labels[d:])
-        for labels, d in zip(subscripts.inputs, dims)
+    inputs = []
+    mapped: list[tuple[Hashable, ...]] = []  # by each operand
+    for labels, dim in zip(subscripts.inputs, dims):
+        if dim is None:
+            inputs.append(labels)
+            mapped.append(())
+        else:
+            inputs.append((*labels[:dim], label, *labels[dim:]))
+            mapped.append((name,))
+    if mentions is not None:
+        mentions.check(mapped)
+        mentions = mentions.without([name])
+    output = subscripts.output
+    is_summed = name in axes
+    if not is_summed:
+        output = _output_order(inputs, output, [label])
+    out = bind_contraction(
+        *operands,
+        axes=_without(axes, [name]),
+        subscripts=Subscripts(tuple(inputs), output),
+        mentions=mentions,
+        **options,
     )
-    options["mentions"] = _without_axis(mentions, name, [d is not None for d in dims])
-    if name in axes:
-        rest = tuple(a for a in axes if a != name)
-        out = bind_contraction(
-            *operands, axes=rest, subscripts=Subscripts(inputs, subscripts.output), **options
-        )
-        return out * np.asarray(lax.axis_size(name)).astype(
-            out.dtype
-        ) if inputs == subscripts.inputs else out, None
-    order = _output_order(inputs, subscripts.output, [label])
-    out = bind_contraction(*operands, axes=axes, subscripts=Subscripts(inputs, order), **options)
-    return out, order.index(label) if label in order else None
-
-
-def _without_axis(mentions, name, varies):
-    """The mentions left to check once it is known which operands vary over an axis."""
-    if mentions is None:
-        return None
-    for operand, skipped, operand_varies in zip(mentions.operands, mentions.skipped, varies):
-        for axis, by in skipped:
-            if axis == name and operand_varies:
-                raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand)
-    return _left_to_check(mentions, {name})
-
-
-def _left_to_check(mentions: Skipped | None, known: Container[Hashable]) -> Skipped | None:
-    """The mentions left to check when some axes have been checked."""
-    if mentions is None:
-        return None
-    left = tuple(
-        tuple(pair for pair in skipped if pair[0] not in known) for skipped in mentions.skipped
-    )
-    return dataclasses.replace(mentions, skipped=left) if any(left) else None
+    if is_summed and not any(mapped):
+        size = np.asarray(lax.axis_size(name))
+        out = out * size.astype(out.dtype)
+    if label in output:
+        return out, output.index(label)
+    return out, None
 
 
 _contraction_p = _jax.define_named_primitive(
@@ -276,34 +307,45 @@ _contraction_p = _jax.define_named_primitive(
 def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedValue:
     """``pdot``: one contraction of the device's data, then one all-reduce of the result."""
     bound = view.bound(params["axes"])
-    names = frozenset().union(*(v.names for v in operands))
+    names = union_of_names(operands)
     positional = params["subscripts"]
-    local = dict(zip(view.local_names(names), _fresh_labels(positional.inputs)))
-    inputs = [_labels(v, labels, local) for v, labels in zip(operands, positional.inputs)]
-    order = _output_order(inputs, positional.output, [local[n] for n in local if n not in bound])
+    # Each local dimension gets a label: {'batch': 3}.
+    label_of = dict(zip(view.local_names(names), _fresh_labels(positional.inputs)))
+    inputs = []
+    for value, labels in zip(operands, positional.inputs):
+        inputs.append(_labels_of(value, labels, label_of))
+    kept = [label_of[name] for name in _without(label_of, bound)]
+    order = _output_order(inputs, positional.output, kept)
+    mentions = params["mentions"]
+    # Inside a shard_map, names bound outside of it cannot be checked.
+    if mentions is not None:
+        mentions = None if view.typed else mentions.without(view.placements)
     data = bind_contraction(
         *(cast_to(view, v, names).data for v in operands),
-        axes=[n for n in params["axes"] if not view.is_bound(n)],
+        axes=_without(params["axes"], bound),
         subscripts=Subscripts(tuple(inputs), order),
-        # Inside a shard_map, names bound outside of it cannot be checked.
-        mentions=None if view.typed else _left_to_check(params["mentions"], view.placements),
-        **{
-            option: params[option] for option in ("precision", "preferred_element_type", "optimize")
-        },
+        mentions=mentions,
+        precision=params["precision"],
+        preferred_element_type=params["preferred_element_type"],
+        optimize=params["optimize"],
     )
-    mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in bound & names)
-    data = summed(lambda x: sum_devices(view, x, mesh_axes), data) if mesh_axes else data
+    mesh_axes = view.mesh_axes_of(_common(params["axes"], bound & names))
+    if mesh_axes:
+        data = summed(lambda x: sum_devices(view, x, mesh_axes), data)
     data = times_elements(view, data, names, bound - names)
-    dims = {label: name for name, label in local.items()}
-    return NamedValue(data, tuple(map(dims.get, order)), names - bound)
+    name_of = {label: name for name, label in label_of.items()}
+    return NamedValue(data, tuple(map(name_of.get, order)), names - bound)
 
 
-def _labels(value, labels, local):
-    """The labels of all dimensions: ``labels`` for positional dimensions, those of ``local`` for
+def _labels_of(value, labels, label_of):
+    """The labels of all dimensions: ``labels`` for positional dimensions, those of ``label_of`` for
     named ones.
     """
     positional = iter(labels)
-    return tuple(next(positional) if name is None else local[name] for name in value.dims)
+    found = []
+    for name in value.dims:
+        found.append(next(positional) if name is None else label_of[name])
+    return tuple(found)
 
 
 def canonical_precision(precision: Any) -> Any:

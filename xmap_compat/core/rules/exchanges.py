@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +35,7 @@ from xmap_compat.core.values import (
     leading,
     merge_positional,
     move_positional,
+    moved_to_front,
     squeeze_positional,
     without,
 )
@@ -44,7 +46,9 @@ def _scattered_in_group(members, place, params):
     total = lax.reduce_sum(members, (0,))
     width = total.shape[at] // len(members)
     chunk = lax.dynamic_slice_in_dim(total, place * width, width, at)
-    return chunk if params["tiled"] else lax.squeeze(chunk, (at,))
+    if params["tiled"]:
+        return chunk
+    return lax.squeeze(chunk, (at,))
 
 
 @collective(
@@ -56,32 +60,38 @@ def _scattered_in_group(members, place, params):
 )
 def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """``lax.psum_scatter``: a local sum, then one reduce-scatter."""
-    names, position = axis_names(params), params["scatter_dimension"]
-    if not view.present(value, names):
-        chunk = _chunk_of_element(view, value, names, position)
-        result = NamedValue(
-            times_elements(view, chunk.data, value.names, names), chunk.dims, chunk.names
-        )
+    names = axis_names(params)
+    position = params["scatter_dimension"]
+    if view.present(value, names):
+        result = _summed_and_scattered(view, value, names, position)
     else:
-        value = equal_parts(view, value, names)
-        value = laid_out_over(view, value, value.names | view.bound(names))
-        summed = NamedValue(
-            lax.reduce_sum(value.data, value.dims_of(names)),
-            without(value.dims, names),
-            value.names,
-        )
-        result = _scattered(view, summed, names, position)
-    return result if params["tiled"] else squeeze_positional(result, position)
+        chunk = _chunk_of_element(view, value, names, position)
+        result = chunk.with_data(times_elements(view, chunk.data, value.names, names))
+    if params["tiled"]:
+        return result
+    return squeeze_positional(result, position)
 
 
-def _scattered(view, summed, names, position):
-    """Sum over devices what each has summed; each keeps its chunk along a positional dimension."""
-    data, mesh, local = _split(view, summed, position, names)
+def _summed_and_scattered(view, value, names, position):
+    """Sum on each device, then over devices; each keeps its chunk along a positional dimension."""
+    value = equal_parts(view, value, names)
+    value = laid_out_over(view, value, value.names | view.bound(names))
+    total = lax.reduce_sum(value.data, value.dims_of(names))
+    dims = without(value.dims, names)
+    data, mesh, local = _split(view, NamedValue(total, dims, value.names), position, names)
     if mesh:
-        axes = tuple(factor.name for factor in mesh)
-        data = lax.psum_scatter(_merge_leading(data, len(mesh) + len(local)), axes, tiled=True)
-        data = _jax.reshaped(data, (*(factor.size for factor in local), *data.shape[1:]))
-    return NamedValue(data, (*(factor.name for factor in local), *summed.dims), summed.names)
+        data = _merge_leading(data, len(mesh) + len(local))
+        data = lax.psum_scatter(data, _names_of(mesh), tiled=True)
+        data = _jax.reshaped(data, (*_sizes_of(local), *data.shape[1:]))
+    return NamedValue(data, (*_names_of(local), *dims), value.names)
+
+
+def _names_of(factors: Sequence[Factor]) -> tuple[Any, ...]:
+    return tuple(factor.name for factor in factors)
+
+
+def _sizes_of(factors: Sequence[Factor]) -> tuple[int, ...]:
+    return tuple(factor.size for factor in factors)
 
 
 def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames):
@@ -94,15 +104,12 @@ def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames)
     """
     at = value.positional_dims()[position]
     factors = view.factors(names)
+    before, after = value.data.shape[:at], value.data.shape[at + 1 :]
     left = value.data.shape[at] // view.total_size(names)
-    sizes = [factor.size for factor in factors]
-    data = _jax.reshaped(
-        value.data, (*value.data.shape[:at], *sizes, left, *value.data.shape[at + 1 :])
-    )
+    data = _jax.reshaped(value.data, (*before, *_sizes_of(factors), left, *after))
     mesh, local = view.factors_by_kind(names)
     front = [at + factors.index(factor) for factor in (*mesh, *local)]
-    rest = [k for k in range(data.ndim) if k not in front]
-    return lax.transpose(data, (*front, *rest)), mesh, local
+    return moved_to_front(data, front), mesh, local
 
 
 def _merge_leading(data, count):
@@ -122,13 +129,14 @@ def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
 
     (``lax.all_to_all`` itself adds and removes dimensions of one element for the untiled form.)
     """
-    names, split, concat = axis_names(params), params["split_axis"], params["concat_axis"]
-    if not view.present(value, names):
+    names = axis_names(params)
+    split, concat = params["split_axis"], params["concat_axis"]
+    if view.present(value, names):
+        received = _exchange(view, value, names, split)
+    else:
         chunk = _chunk_of_element(view, value, names, split)
         copies = lax.broadcast(chunk.data, (view.total_size(names),))
         received = NamedValue(copies, (None, *chunk.dims), chunk.names)
-    else:
-        received = _exchange(view, value, names, split)
     return merge_positional(move_positional(received, 0, concat), concat)
 
 
@@ -139,19 +147,24 @@ def _chunk_of_element(view, value, names, position):
     value = cast_to(view, value, names)
     data, mesh, local = _split(view, value, position, names)
     if mesh:
-        index = device_index(view, [factor.name for factor in mesh])
-        data = lax.dynamic_index_in_dim(_merge_leading(data, len(mesh)), index, 0, keepdims=False)
-    return NamedValue(data, (*(factor.name for factor in local), *value.dims), value.names)
+        index = device_index(view, _names_of(mesh))
+        data = _merge_leading(data, len(mesh))
+        data = lax.dynamic_index_in_dim(data, index, 0, keepdims=False)
+    return NamedValue(data, (*_names_of(local), *value.dims), value.names)
 
 
 def take_element(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValue:
     """The slice of each element, from a first positional dimension that has the slices of all
     elements.
     """
-    if view.present(value, names):  # residuals of a branch may vary
-        element = lambda x, k: lax.dynamic_index_in_dim(x, k, 0, keepdims=False)  # noqa: E731
-        return apply_positional(view, element, value, index_of(view, names))
-    return squeeze_positional(_chunk_of_element(view, value, names, 0), 0)
+    if not view.present(value, names):
+        return squeeze_positional(_chunk_of_element(view, value, names, 0), 0)
+
+    # Residuals of a branch may vary.
+    def element(slices, index):
+        return lax.dynamic_index_in_dim(slices, index, 0, keepdims=False)
+
+    return apply_positional(view, element, value, index_of(view, names))
 
 
 def _exchange(view, value, names, split):
@@ -161,22 +174,21 @@ def _exchange(view, value, names, split):
     value = laid_out_over(view, value, value.names | view.bound(names))
     data, mesh, local = _split(view, value, split, names)
     if mesh:
-        axes = tuple(factor.name for factor in mesh)
         shape = data.shape
-        exchange = lambda x: lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)  # noqa: E731
-        data = exchange(_merge_leading(data, len(mesh)))
+        data = _merge_leading(data, len(mesh))
+        data = lax.all_to_all(data, _names_of(mesh), split_axis=0, concat_axis=0, tiled=True)
         data = _jax.reshaped(data, shape)
     # Data has first the source devices and the new local owners, then the old dimensions, with the
     # local sources.
     lead = len(mesh) + len(local)
-    at: dict[Factor, int] = {factor: k for k, factor in enumerate(mesh)}
-    at.update((factor, lead + value.dims.index(factor.name)) for factor in local)
-    source = [at[factor] for factor in view.factors(names)]
-    owner = range(len(mesh), lead)
-    rest = [k for k in range(lead, data.ndim) if k not in source]
-    data = _merge_leading(lax.transpose(data, (*source, *owner, *rest)), len(source))
-    dims = (None, *(factor.name for factor in local), *(value.dims[k - lead] for k in rest))
-    return NamedValue(data, dims, value.names)
+    dimension_of: dict[Factor, int] = {factor: k for k, factor in enumerate(mesh)}
+    for factor in local:
+        dimension_of[factor] = lead + value.dims.index(factor.name)
+    sources = [dimension_of[factor] for factor in view.factors(names)]
+    owners = range(len(mesh), lead)
+    data = _merge_leading(moved_to_front(data, [*sources, *owners]), len(sources))
+    left = without(value.dims, _names_of(local))
+    return NamedValue(data, (None, *_names_of(local), *left), value.names)
 
 
 @collective("ppermute", varied, check=check_permutation)
@@ -184,17 +196,21 @@ def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue
     """``lax.ppermute``: move elements between positions of the axes; positions that receive nothing
     are zero.
     """
-    names, perm = axis_names(params), params["perm"]
+    names = axis_names(params)
     if not view.present(value, names):
-        return _keep_received(view, value, names, perm)
+        return _keep_received(view, value, names, params["perm"])
     value = laid_out_over(view, value, value.names | view.bound(names))
     mesh, local = view.factors_by_kind(names)
-    local_names = [factor.name for factor in local]
+    factors = view.factors(names)
+    device = _linear_index(factors, mesh)
+    slot = _linear_index(factors, local)
+    moves = []
+    for source, destination in params["perm"]:
+        moves.append((device[source], slot[source], device[destination], slot[destination]))
+    local_names = _names_of(local)
     data = _merge_leading(leading(value, local_names), len(local))
-    device, slot = (_linear_index(view.factors(names), kind) for kind in (mesh, local))
-    moves = [(device[s], slot[s], device[d], slot[d]) for s, d in perm]
-    data = _permute_slots(view, data, moves, tuple(factor.name for factor in mesh))
-    data = _jax.reshaped(data, (*(factor.size for factor in local), *data.shape[1:]))
+    data = _permute_slots(view, data, moves, _names_of(mesh))
+    data = _jax.reshaped(data, (*_sizes_of(local), *data.shape[1:]))
     return NamedValue(data, (*local_names, *without(value.dims, local_names)), value.names)
 
 
@@ -202,21 +218,26 @@ def _keep_received(view, value, names, perm):
     """Keep a value that is the same everywhere at the positions that receive it; put zeros
     elsewhere.
     """
-    received = np.zeros(view.total_size(names), bool)
-    received[[destination for _, destination in perm]] = True
-    if received.all():
+    receives = np.zeros(view.total_size(names), bool)
+    for _, destination in perm:
+        receives[destination] = True
+    if receives.all():
         bound = view.bound(names)
         if len(bound) == len(names):
             return value
         return laid_out_over(view, value, value.names | bound)
-    mask = lambda x, index: jnp.where(jnp.asarray(received)[index], x, jnp.zeros_like(x))  # noqa: E731
-    return apply_positional(view, mask, value, index_of(view, names))
+
+    def keep(x, index):
+        return jnp.where(jnp.asarray(receives)[index], x, jnp.zeros_like(x))
+
+    return apply_positional(view, keep, value, index_of(view, names))
 
 
 def _linear_index(factors: Sequence[Factor], wanted: Sequence[Factor]) -> list[int]:
     """For each index over all factors (major first) its row-major index over the wanted ones."""
-    total = math.prod(factor.size for factor in factors)
-    grid = np.indices([factor.size for factor in factors]).reshape(len(factors), total)
+    sizes = _sizes_of(factors)
+    total = math.prod(sizes)
+    grid = np.indices(sizes).reshape(len(factors), total)
     index = np.zeros(total, int)
     for factor in wanted:
         index = index * factor.size + grid[factors.index(factor)]
@@ -233,28 +254,32 @@ def _permute_slots(view, data, moves, mesh_axes):
     slots = data.shape[0]
     if devices > 1 and slots == 1:
         return lax.ppermute(data, mesh_axes, [(s, d) for s, _, d, _ in moves])
-    buffers, rows = [data], slots
-    table = np.full(
-        (devices, slots), _EMPTY_SLOT
-    )  # for each slot on each device, the row of the buffers that it gets
-    for source, slot, destination, target in moves:
+    buffers = [data]
+    rows = slots  # of all buffers together
+    # For each slot on each device, the row of the buffers that it gets.
+    table = np.full((devices, slots), _EMPTY_SLOT)
+    moving = []
+    for move in moves:
+        source, slot, destination, target = move
         if source == destination:
             table[destination, target] = slot
-    moving = sorted(
-        (m for m in moves if m[0] != m[2]), key=lambda m: m[3]
-    )  # so that they arrive in order
+        else:
+            moving.append(move)
+    moving.sort(key=lambda move: move[3])  # so that they arrive in order
     for batch in _exchange_rounds(moving):
         width = len(next(iter(batch.values())))
         send = np.zeros((devices, width), int)
         for (source, destination), pairs in batch.items():
-            send[source] = [slot for slot, _ in pairs]
-            table[destination, [target for _, target in pairs]] = rows + np.arange(width)
+            sent, targets = zip(*pairs)
+            send[source] = sent
+            table[destination, targets] = rows + np.arange(width)
         outgoing = _take_slots(view, [data], send, mesh_axes)
         buffers.append(lax.ppermute(outgoing, mesh_axes, list(batch)))
         rows += width
-    if (table == _EMPTY_SLOT).any():
+    is_empty = table == _EMPTY_SLOT
+    if is_empty.any():
         buffers.append(jnp.zeros_like(data[:1]))
-        table[table == _EMPTY_SLOT] = rows
+        table[is_empty] = rows
     return _take_slots(view, buffers, table, mesh_axes)
 
 
@@ -269,34 +294,39 @@ def _take_slots(view, buffers, table, mesh_axes):
 
 
 def _take_static(buffers, rows):
-    if (
-        len(rows) > 1
-        and len(buffers) == 1
-        and np.array_equal(rows[::-1], np.arange(len(buffers[0])))
-    ):
+    """The same for rows that are equal on all devices: slices, if there are few."""
+    whole = np.arange(len(buffers[0]))
+    if len(buffers) == 1 and len(rows) > 1 and np.array_equal(rows[::-1], whole):
         return lax.rev(buffers[0], (0,))
-    begin = np.cumsum([0, *(len(buffer) for buffer in buffers)])
+    runs = list(_runs(buffers, rows))
+    if len(runs) > _MOST_SLICES:
+        return jnp.take(_joined(buffers), rows, axis=0, mode="clip")
+    pieces = []
+    for buffer, start, stop in runs:
+        is_part = stop - start < len(buffer)
+        pieces.append(lax.slice_in_dim(buffer, start, stop) if is_part else buffer)
+    return _joined(pieces)
+
+
+def _runs(buffers, rows):
+    """Rows that follow each other in one buffer: ``(buffer, start, stop)`` for each run."""
+    begin = np.cumsum([0, *map(len, buffers)])
     home = np.searchsorted(begin, rows, "right") - 1  # the buffer of each row
-    runs = np.split(
-        rows - begin[home], np.nonzero((np.diff(rows) != 1) | (np.diff(home) != 0))[0] + 1
-    )
-    if len(runs) <= 4:
-        firsts = home[np.cumsum([0, *map(len, runs[:-1])])]
-        return _joined(
-            [_sliced(buffers[k], int(run[0]), int(run[-1]) + 1) for k, run in zip(firsts, runs)]
-        )
-    return jnp.take(_joined(buffers), rows, axis=0, mode="clip")
-
-
-def _sliced(x, start, stop):
-    return lax.slice_in_dim(x, start, stop) if stop - start < len(x) else x
+    within = rows - begin[home]
+    is_new = (np.diff(within) != 1) | (np.diff(home) != 0)
+    starts = [0, *(np.flatnonzero(is_new) + 1)]
+    for first, end in zip(starts, [*starts[1:], len(rows)]):
+        yield buffers[home[first]], int(within[first]), int(within[end - 1]) + 1
 
 
 def _joined(pieces):
-    return lax.concatenate(pieces, 0) if len(pieces) > 1 else pieces[0]
+    if len(pieces) == 1:
+        return pieces[0]
+    return lax.concatenate(pieces, 0)
 
 
 _EMPTY_SLOT = -1  # no element moves to this slot: it receives zeros
+_MOST_SLICES = 4  # more pieces than these are taken by an index
 _Move = tuple[int, int, int, int]
 _Round = dict[tuple[int, int], list[tuple[int, int]]]
 
@@ -322,20 +352,22 @@ def _exchange_rounds(moves: Iterable[_Move]) -> list[_Round]:
     rounds: list[_Round] = []
     pending = sorted(pairs, key=lambda pair: (-len(pairs[pair]), (pair[1] - pair[0]), pair))
     while pending:
-        width = len(pairs[pending[0]])
-        matched = _matching([pair for pair in pending if len(pairs[pair]) == width])
-        rounds.append({pair: pairs[pair] for pair in matched})
+        rounds.append(_next_round(pairs, pending))
         pending = [pair for pair in pending if pair not in rounds[-1]]
     return rounds
 
 
-def _matching(pairs):
+def _next_round(pairs, pending):
+    """Pairs as long as the first one that is pending, no two with one sender or one receiver."""
+    width = len(pairs[pending[0]])
+    matched = {}
     senders: set[int] = set()
     receivers: set[int] = set()
-    matched = []
-    for source, destination in pairs:
-        if source not in senders and destination not in receivers:
+    for source, destination in pending:
+        elements = pairs[source, destination]
+        is_free = source not in senders and destination not in receivers
+        if is_free and len(elements) == width:
             senders.add(source)
             receivers.add(destination)
-            matched.append((source, destination))
+            matched[source, destination] = elements
     return matched

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.rules.exchanges import take_element
 from xmap_compat.core.rules.groups import exchanged_in_groups
 from xmap_compat.core.rules.reductions import sum_over
-from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, merge_positional, move_positional
 
 
@@ -29,7 +28,9 @@ def _axis_index(view: DeviceView, params: Params) -> NamedValue:
 def _gathered_in_group(members, place, params):
     at = params["all_gather_dimension"]
     members = jnp.moveaxis(members, 0, at)
-    return lax.collapse(members, at, at + 2) if params["tiled"] else members
+    if not params["tiled"]:
+        return members
+    return lax.collapse(members, at, at + 2)
 
 
 @collective("all_gather", reduced, in_groups=exchanged_in_groups(_gathered_in_group))
@@ -38,45 +39,51 @@ def _all_gather(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
     at = params["all_gather_dimension"]
     gathered = gather_over(view, value, axis_names(params), params.get("to", "invarying"))
     gathered = move_positional(gathered, 0, at)
-    return merge_positional(gathered, at) if params["tiled"] else gathered
+    if not params["tiled"]:
+        return gathered
+    return merge_positional(gathered, at)
 
 
 # The primitives that nested xmaps leave: the outermost one translates them, and those between bind
 # them again.
 
-
-def _is_outermost(view: DeviceView, axes: Sequence[AxisName]) -> bool:
-    return all(view.is_bound(axis) for axis in axes)
+_Rule = Callable[[DeviceView, Params, NamedValue], NamedValue]
 
 
-def _bind_again(view: DeviceView, primitive: Any, params: Params, value: NamedValue) -> NamedValue:
-    return bind_named(view, primitive, [value], params)[0]
+def _in_outermost(primitive: Any) -> Callable[[_Rule], _Rule]:
+    """A decorator: the rule is for the xmap that binds all axes of the primitive."""
+
+    def decorate(rule):
+        def translate(view, params, value):
+            if all(map(view.is_bound, params["axes"])):
+                return rule(view, params, value)
+            (again,) = bind_named(view, primitive, [value], params)
+            return again
+
+        return translate
+
+    return decorate
 
 
 @collective("device_vary", varied_over_devices)
+@_in_outermost(vary_p)
 def _vary(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    axes = params["axes"]
-    if not _is_outermost(view, axes):
-        return _bind_again(view, vary_p, params, value)
-    return cast_to(view, value, filter(is_of_devices, axes))
+    return cast_to(view, value, filter(is_of_devices, params["axes"]))
 
 
 @collective("device_sum", reduced)
+@_in_outermost(sum_p)
 def _sum(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    if not _is_outermost(view, params["axes"]):
-        return _bind_again(view, sum_p, params, value)
     return sum_over(view, value, params["axes"])
 
 
 @collective("device_gather", reduced)
+@_in_outermost(gather_p)
 def _gather(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    if not _is_outermost(view, params["axes"]):
-        return _bind_again(view, gather_p, params, value)
     return gather_over(view, value, params["axes"], params.get("to", "invarying"))
 
 
 @collective("device_take", varied)
+@_in_outermost(take_p)
 def _take(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    if not _is_outermost(view, params["axes"]):
-        return _bind_again(view, take_p, params, value)
     return take_element(view, value, params["axes"])

@@ -20,19 +20,20 @@ InGroups = Callable[[DeviceView, Params, NamedValue], NamedValue]
 
 def reduced_in_groups(reduce: Callable[..., Any]) -> InGroups:
     """A reduction within groups: each element reduces all groups, and takes the result of its
-    own.
+    group.
     """
 
     def in_groups(view, params, value):
-        names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)
-        group_of = np.argsort(groups.ravel()) // groups.shape[1]
+        names = axis_names(params)
+        groups, position = _positions(params)
+        group_of = position // groups.shape[1]
 
-        def element_of(everything, index):
-            return reduce(everything[groups], (1,))[jnp.asarray(group_of)[index]]
+        def for_element(everything, index):
+            reduced = reduce(everything[groups], (1,))
+            return reduced[jnp.asarray(group_of)[index]]
 
-        return apply_positional(
-            view, element_of, gather_over(view, value, names), index_of(view, names)
-        )
+        everything = gather_over(view, value, names)
+        return apply_positional(view, for_element, everything, index_of(view, names))
 
     return in_groups
 
@@ -43,20 +44,27 @@ def exchanged_in_groups(finish: Callable[..., Any]) -> InGroups:
     """
 
     def in_groups(view, params, value):
-        names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)
-        place = np.argsort(groups.ravel()).astype(
-            np.int32
-        )  # of each element, in all groups one after the other
+        names = axis_names(params)
+        groups, position = _positions(params)
+        group_of = position // groups.shape[1]
+        place_of = position % groups.shape[1]
 
-        def element_of(everything, index):
-            group, at = (
-                jnp.asarray(place // groups.shape[1])[index],
-                jnp.asarray(place % groups.shape[1])[index],
-            )
-            return finish(everything[jnp.asarray(groups)[group]], at, params)
+        def for_element(everything, index):
+            group = jnp.asarray(group_of)[index]
+            place = jnp.asarray(place_of)[index]
+            members = everything[jnp.asarray(groups)[group]]
+            return finish(members, place, params)
 
-        return apply_positional(
-            view, element_of, gather_over(view, value, names, "varying"), index_of(view, names)
-        )
+        everything = gather_over(view, value, names, "varying")
+        return apply_positional(view, for_element, everything, index_of(view, names))
 
     return in_groups
+
+
+def _positions(params):
+    """The groups, and each element's position in all groups one after the other.
+
+    Groups [[0, 3], [1, 2]] give the positions [0, 2, 3, 1].
+    """
+    groups = np.asarray(params["axis_index_groups"], np.int32)
+    return groups, np.argsort(groups.ravel()).astype(np.int32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from xmap_compat.core.device import (
 from xmap_compat.core.parameters import Params, axis_names, check_source, positions
 from xmap_compat.core.rules.groups import reduced_in_groups
 from xmap_compat.core.specs import AxisNames
-from xmap_compat.core.values import NamedValue, is_smooth
+from xmap_compat.core.values import NamedValue, is_smooth, without_dims
 
 
 def _reduction_dims(value, names, positions):
@@ -32,8 +31,7 @@ def _reduction_dims(value, names, positions):
 
 
 def _reduced(value, names, dims, data):
-    kept = tuple(n for k, n in enumerate(value.dims) if k not in dims)
-    return NamedValue(data, kept, value.names - frozenset(names))
+    return NamedValue(data, without_dims(value.dims, dims), value.names.difference(names))
 
 
 def sum_over(
@@ -42,11 +40,17 @@ def sum_over(
     """``lax.psum``: a local sum, then one all-reduce of the result."""
     present = view.present(value, names)
     dims = _reduction_dims(value, present, positions)
-    data = lax.reduce_sum(value.data, dims) if dims else value.data
-    mesh_axes = view.mesh_axes_of(present)
-    data = sum_devices(view, data, mesh_axes)
-    data = times_elements(view, data, value.names, (n for n in names if n not in present))
+    data = _reduce_local(lax.reduce_sum, value.data, dims)
+    data = sum_devices(view, data, view.mesh_axes_of(present))
+    equal_along = (n for n in names if n not in present)
+    data = times_elements(view, data, value.names, equal_along)
     return _reduced(value, names, dims, data)
+
+
+def _reduce_local(reduce, data, dims):
+    if not dims:
+        return data
+    return reduce(data, dims)
 
 
 def _extremum_over(reduce: Callable, across: Callable):
@@ -54,37 +58,44 @@ def _extremum_over(reduce: Callable, across: Callable):
         present = view.present(value, names)
         dims = _reduction_dims(value, present, positions)
         mesh_axes = view.mesh_axes_of(present)
-        local = lambda x: reduce(x, dims) if dims else x  # noqa: E731
-        if not mesh_axes:
-            data = local(value.data)
-        else:
-            data = _across_devices(
-                view, lambda x: across(view, local(x), mesh_axes), value.data, dims, mesh_axes
-            )
-        return _reduced(value, names, dims, data)
+
+        def extremum(x):
+            local = _reduce_local(reduce, x, dims)
+            if not mesh_axes:
+                return local
+            return across(view, local, mesh_axes)
+
+        if mesh_axes and is_smooth(value.data):
+            extremum = _with_derivative(view, extremum, dims, mesh_axes)
+        return _reduced(value, names, dims, extremum(value.data))
 
     return translate
 
 
-def _across_devices(
-    view: DeviceView, extremum: Callable, x: Any, dims: Sequence[int], mesh_axes: tuple[Any, ...]
-):
+def _with_derivative(
+    view: DeviceView,
+    extremum: Callable[[Any], Any],
+    dims: Sequence[int],
+    mesh_axes: tuple[Any, ...],
+) -> Callable[[Any], Any]:
     """An extremum over devices with the derivative that JAX lacks: ties share it, over devices as
     within one.
     """
-    if not is_smooth(x):
-        return extremum(x)
     fun = jax.custom_jvp(extremum)
+
+    def total(x):
+        return sum_devices(view, _reduce_local(lax.reduce_sum, x, dims), mesh_axes)
 
     @fun.defjvp
     def jvp(primals, tangents):
-        (x,), (t,) = primals, tangents
+        (x,) = primals
+        (tangent,) = tangents
         out = fun(x)
-        ties = (x == cast_data(view, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)
-        shared = lambda v: sum_devices(view, lax.reduce_sum(v, dims) if dims else v, mesh_axes)  # noqa: E731
-        return out, shared(t * ties) / shared(ties)
+        everywhere = cast_data(view, lax.expand_dims(out, dims), mesh_axes)
+        ties = (x == everywhere).astype(x.dtype)
+        return out, total(tangent * ties) / total(ties)
 
-    return fun(x)
+    return fun
 
 
 def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any]) -> Callable:
@@ -92,8 +103,7 @@ def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any
     may drop NaN.
 
     Floats are compared as the integers of the same order, with NaN beyond all of them.  XLA cannot
-    compare complex
-    numbers between devices: they are gathered.
+    compare complex numbers between devices: they are gathered.
     """
 
     def extremum(view, x, mesh_axes):
@@ -101,16 +111,17 @@ def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any
             return reduce(gather_devices(view, lax.expand_dims(x, [0]), mesh_axes), (0,))
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return across(x, mesh_axes)
-        if (
-            jnp.finfo(x.dtype).bits < 8
-        ):  # no integers to compare it by; all its values are values of float32
+        if jnp.finfo(x.dtype).bits < 8:
+            # No integers to compare it by; all its values are values of float32.
             return extremum(view, x.astype(np.float32), mesh_axes).astype(x.dtype)
         integer = np.dtype(f"int{8 * x.dtype.itemsize}")
-        magnitude = np.asarray(jnp.iinfo(integer).max, integer)
-        beyond = np.asarray(nan_as(jnp.iinfo(integer)), integer)
+        limits = jnp.iinfo(integer)
+        magnitude = np.asarray(limits.max, integer)
+        beyond = np.asarray(nan_as(limits), integer)
         bits = lax.bitcast_convert_type(x, integer)
         ordered = _where(bits < 0, bits ^ magnitude, bits)
-        ordered = across(_where(x != x, lax.full_like(bits, beyond), ordered), mesh_axes)
+        ordered = _where(x != x, lax.full_like(bits, beyond), ordered)
+        ordered = across(ordered, mesh_axes)
         bits = _where(ordered < 0, ordered ^ magnitude, ordered)
         result = lax.bitcast_convert_type(bits, x.dtype)
         return _where(ordered == beyond, lax.full_like(result, np.nan), result)
@@ -123,12 +134,10 @@ def _where(which, yes, no):
     return lax.select_n(which, no, yes)
 
 
-max_over = _extremum_over(
-    lax.reduce_max, _keeping_nan(lax.pmax, lax.reduce_max, lambda info: info.max)
-)
-min_over = _extremum_over(
-    lax.reduce_min, _keeping_nan(lax.pmin, lax.reduce_min, lambda info: info.min)
-)
+_max_of_devices = _keeping_nan(lax.pmax, lax.reduce_max, lambda info: info.max)
+_min_of_devices = _keeping_nan(lax.pmin, lax.reduce_min, lambda info: info.min)
+max_over = _extremum_over(lax.reduce_max, _max_of_devices)
+min_over = _extremum_over(lax.reduce_min, _min_of_devices)
 
 
 @collective("pbroadcast", reduced, check=check_source)
@@ -137,15 +146,19 @@ def _pbroadcast(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
     names = axis_names(params)
     if not view.present(value, names):
         return value
-    here = index_of(view, names)
     is_bool = value.data.dtype == np.bool_
 
-    def mask(x, i):
-        kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))
-        return kept.astype(np.int8) if is_bool else kept
+    def mask(x, index):
+        kept = jnp.where(index == params["source"], x, jnp.zeros_like(x))
+        if is_bool:
+            return kept.astype(np.int8)
+        return kept
 
-    source = sum_over(view, apply_positional(view, mask, value, here), names)
-    return dataclasses.replace(source, data=source.data.astype(np.bool_)) if is_bool else source
+    masked = apply_positional(view, mask, value, index_of(view, names))
+    source = sum_over(view, masked, names)
+    if is_bool:
+        return source.with_data(source.data.astype(np.bool_))
+    return source
 
 
 @collective("psum", reduced, reduces=True, counts=True, in_groups=reduced_in_groups(lax.reduce_sum))

@@ -22,6 +22,7 @@ from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import cast_alike, cast_as, cast_to, laid_out_over
 from xmap_compat.core.evaluate import Evaluator, Rule
 from xmap_compat.core.names import Names, operands_of_branches
+from xmap_compat.core.passes import flowing
 from xmap_compat.core.rules.reductions import max_over
 from xmap_compat.core.structured.callables import checkpointed, collectives_within, communicates
 from xmap_compat.core.values import NamedValue, is_smooth, positional, transposed, without
@@ -164,12 +165,13 @@ class _Branch:
         for eqn in eqns:
             axes = collectives_within(self.ev, eqn, differentiable=True)
             combined.append(frozenset(n for n in axes if not together(n)))
-        flowing = _flowing_into(eqns, combined)
-        places = list(map(_place_of, eqns, combined, flowing))
+        combining = [eqn for eqn, axes in zip(eqns, combined) if axes]
+        flows = flowing(eqns, (), set(combining).__contains__)
+        places = list(map(_place_of, eqns, combined, flows))
         structured = (
             eqn for eqn, place in zip(eqns, places) if place is _Place.SHARED and _jax.read(eqn)
         )
-        whole = any(flowing) or any(structured)
+        whole = any(flows) or any(structured)
         shared = (
             _Cut(functools.partial(self._cut, frozenset().union(*combined)), env) if whole else env
         )
@@ -229,19 +231,6 @@ def _place_of(eqn: Any, combined: Names, flows: bool) -> _Place:
     ):
         return _Place.INSIDE
     return _Place.SHARED if combined or flows else _Place.OPERANDS
-
-
-def _flowing_into(eqns: Sequence[Any], combined: Sequence[Names]) -> list[bool]:
-    """For each equation, whether a collective that combines elements needs its
-    results.
-    """
-    needed: set[Any] = set()
-    flows = []
-    for eqn, axes in reversed(list(zip(eqns, combined))):
-        flows.append(not needed.isdisjoint(eqn.outvars))
-        if axes or flows[-1]:
-            needed.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
-    return flows[::-1]
 
 
 class _Cut(dict):

@@ -57,7 +57,6 @@ applied to each kind by itself, and the results are added (:func:`_cases_of`, :f
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +69,7 @@ from xmap_compat.core.collectives import collectives_in, collectives_of
 from xmap_compat.core.device import equal_parts, laid_out, laid_out_over
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import NONE, Names
+from xmap_compat.core.passes import fact_of, forward
 from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.rules.reductions import sum_over
 from xmap_compat.core.structured.callables import (
@@ -195,12 +195,13 @@ def _added(values):
 
 def _collectives_of_results(jaxpr) -> list[Names]:
     """The axes of the collectives that each result depends on."""
+
+    def depends_on(eqn, operands):
+        return [collectives_of(eqn).union(*operands)] * len(eqn.outvars)
+
     body, _ = _jax.open_jaxpr(jaxpr)
-    axes: dict[Any, Names] = {}
-    read = lambda v: NONE if isinstance(v, _jax.Literal) else axes.get(v, NONE)  # noqa: E731
-    for eqn in body.eqns:
-        axes.update(dict.fromkeys(eqn.outvars, collectives_of(eqn).union(*map(read, eqn.invars))))
-    return [read(v) for v in body.outvars]
+    axes = forward(body, [NONE] * len(body.invars), depends_on)
+    return [fact_of(axes, atom) for atom in body.outvars]
 
 
 def _at_first_element(view, value, names):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from xmap_compat.legacy import removed
-from xmap_compat.legacy.not_restored import why_not_restored
 
 # RESTORED: as it was under install(); REFUSED: imports under install(), and raises at use; GONE:
 # not there at all.
@@ -113,4 +112,4 @@ def unknown(name: str, jax: str) -> Gone:
     """A name that this JAX lacks and no table has."""
     if name in (*removed.OPTIONS, *removed.XMAP_OPTIONS):
         return Gone(name, RESTORED, INSTALL)
-    return Gone(name, GONE, why_not_restored(name) or f"jax {jax} has nothing of that name")
+    return Gone(name, GONE, f"jax {jax} has nothing of that name")
