@@ -351,7 +351,9 @@ def test_report_lists_installed_packages_by_themselves(tmp_path):
     done = check("--report", "p.py", cwd=tmp_path, PYTHONPATH=f"{library}:{ROOT}")
     head, packages = done.stdout.split("\n\n")
     assert head == "xmap_compat check: the program looked up no name that JAX removed"
-    assert packages.startswith("in installed packages:\nsite-packages/old_library.py:2: jax.tree_map: ")
+    assert packages.startswith(
+        "in installed packages:\nsite-packages/old_library.py:2: jax.tree_map: "
+    )
 
 
 def test_a_terminal_shows_the_progress(tmp_path, monkeypatch):

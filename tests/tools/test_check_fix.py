@@ -117,8 +117,7 @@ EDITS = {
     ),
     "a name of JAX that other modules have now": (
         "import jax\ndef f(Primitive, core):\n    return jax.core.Primitive",
-        "import jax.extend.core\n"
-        "def f(Primitive, core):\n    return jax.extend.core.Primitive",
+        "import jax.extend.core\ndef f(Primitive, core):\n    return jax.extend.core.Primitive",
     ),
     "a module of numpy or JAX": (
         "import jax\ntry:\n    import jax.numpy as np\nexcept ImportError:\n    import numpy as np\n"

@@ -138,7 +138,11 @@ class _File:
         while isinstance(root, ast.Attribute):
             root = root.value
         meant = self._names.meaning(root.id) if isinstance(root, ast.Name) else ""
-        if isinstance(meant, str) and now.startswith(f"{meant}.") and not now.startswith(NOT_IN_JAX):
+        if (
+            isinstance(meant, str)
+            and now.startswith(f"{meant}.")
+            and not now.startswith(NOT_IN_JAX)
+        ):
             self.renaming.rename(node, root.id + now.removeprefix(meant), kept=root)
         elif meant is not None:
             self.renaming.rename(node, f"{{{module}:{name}}}")

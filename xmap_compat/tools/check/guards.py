@@ -76,4 +76,6 @@ def _is_about(names: Names, test: ast.expr, node: ast.AST, name: str) -> bool:
             asked += f" {ast.unparse(meant) if isinstance(meant, ast.expr) else meant}"
     last = re.split(r"\W", name.rstrip("=)"))[-1]
     root = re.split(r"\W", ast.unparse(node))[0]
-    return bool(re.search(rf"(?i)'{last}'|version|TYPE_CHECKING|find_spec|\b{root} is (not )?None", asked))
+    return bool(
+        re.search(rf"(?i)'{last}'|version|TYPE_CHECKING|find_spec|\b{root} is (not )?None", asked)
+    )
