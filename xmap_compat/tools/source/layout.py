@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xmap_compat.tools.source.bindings import IMPORTS, first_line, imported_names
+from xmap_compat.tools.source.bindings import IMPORTS, first_line
 from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
 
