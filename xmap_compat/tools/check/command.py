@@ -76,7 +76,10 @@ def main(args: argparse.Namespace) -> int:
         print("guarded, and no finding:", *checked.guarded, sep="\n")
     print(_summary(checked))
     print(NOT_SEEN)
-    return FOUND if any(finding.dies for finding in checked.reported) else CLEAN
+    for finding in checked.reported:
+        if finding.dies:
+            return FOUND
+    return CLEAN
 
 
 def _wrong(message: str) -> int:
@@ -89,15 +92,19 @@ def _with_progress(programs: list[Program]) -> Iterator[Program]:
 
 
 def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}s"
 
 
 def _summary(checked: findings.Checked) -> str:
     unread = sum(finding.gone.kind == table.ERROR for finding in checked.reported)
     uses = len(checked.reported) - unread
     by_hand = sum(finding.dies for finding in checked.reported) - unread
-    found = f"{_counted(uses, 'use')} of removed names" if uses else "No removed name found"
+    found = "No removed name found"
     then = ""
+    if uses:
+        found = f"{_counted(uses, 'use')} of removed names"
     if by_hand:
         then = f": {by_hand} to change by hand, {uses - by_hand} that install() restores"
     elif uses:
@@ -119,9 +126,13 @@ def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
             after = read(path, new).text.splitlines(True)
             sys.stdout.writelines(difflib.unified_diff(before, after, str(path), str(path), n=1))
     errors = [finding for finding in checked.findings if finding.gone.kind == table.ERROR]
-    done = "rewritten" if write else "would be rewritten"
+    done = "rewritten"
+    if not write:
+        done = "would be rewritten"
     summary = f"Files {done}: {len(fixed.contents)}, names left: {len(fixed.left)}."
     print(*errors, *fixed.left, summary, NOT_SEEN, sep="\n")
     if fixed.left:
         return LEFT
-    return FOUND if errors else CLEAN
+    if errors:
+        return FOUND
+    return CLEAN

@@ -137,7 +137,9 @@ class _File:
         root: Any = node
         while isinstance(root, ast.Attribute):
             root = root.value
-        meant = self._names.meaning(root.id) if isinstance(root, ast.Name) else ""
+        meant: Any = ""
+        if isinstance(root, ast.Name):
+            meant = self._names.meaning(root.id)
         if (
             isinstance(meant, str)
             and now.startswith(f"{meant}.")
@@ -183,6 +185,6 @@ class _File:
             self.renaming.rename(none, "{jax.sharding:PartitionSpec}()")
         return True
 
-    def _is_spec(self, node: ast.expr) -> bool:
-        called = self._names.dotted(node.func) if isinstance(node, ast.Call) else ""
-        return called.endswith(".PartitionSpec")
+    def _is_spec(self, node: Any) -> bool:
+        is_call = isinstance(node, ast.Call)
+        return is_call and self._names.dotted(node.func).endswith(".PartitionSpec")

@@ -37,14 +37,17 @@ class Finding:
 
     @property
     def place(self) -> str:
-        cell = f":cell {self.cell}" if self.cell else ""
-        return f"{self.path}{cell}:{self.line}:{self.column}"
+        if self.cell:
+            return f"{self.path}:cell {self.cell}:{self.line}:{self.column}"
+        return f"{self.path}:{self.line}:{self.column}"
 
     def __str__(self) -> str:
         if self.guard:
             return f"{self.place}: {self.gone.name}: {self.guard}"
-        what = f"last in jax {self.gone.until}; " if self.gone.until else ""
-        return f"{self.place}: {self.gone.name}: {what}{self.gone.remedy}"
+        if self.gone.until:
+            until = f"last in jax {self.gone.until}"
+            return f"{self.place}: {self.gone.name}: {until}; {self.gone.remedy}"
+        return f"{self.place}: {self.gone.name}: {self.gone.remedy}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,18 +67,6 @@ class Checked:
         return [finding for finding in self.findings if finding.guard]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Use:
-    """A name at a place, before it is known whether this JAX has it."""
-
-    node: Any
-    name: str
-    line: int
-    column: int
-    guard: str
-    is_used: bool  # called, or asked for an attribute
-
-
 def check(
     paths: Sequence[Path], progress: Callable[[list[Program]], Iterable[Program]] = iter
 ) -> Checked:
@@ -83,15 +74,16 @@ def check(
     programs = tuple(read(path) for path in source_files(paths))
     near = [program for program in programs if _NEAR_JAX.search(program.text)]
     reported = _reported(near)
-    uses: dict[Path, list[_Use]] = {}
+    uses: dict[Path, _Uses] = {}
     asked: set[str] = set()
     for program in progress(near):
-        uses[program.path] = list(_uses(program, reported[program.path]))
-        asked.update(use.name for use in uses[program.path])
+        uses[program.path] = _Uses(program, reported[program.path])
+        asked |= uses[program.path].asked.keys()
     release, lacking = facts.ask(asked)
     found: list[Finding] = []
     for program in programs:
-        found += _judged(program, uses.get(program.path, ()), lacking, release)
+        if program.path in uses:
+            found += uses[program.path].findings(lacking, release)
         for line, column, message in program.errors:
             gone = table.Gone("cannot be read", table.ERROR, message)
             found.append(Finding(program.path, *program.where(line), column, gone))
@@ -127,49 +119,75 @@ def _root_of(path: Path) -> Path:
     return folder
 
 
-def _uses(program: Program, reported: Iterable[Reported]) -> Iterator[_Use]:
-    """The names that a program asks JAX for."""
-    names = Texts(program.tree)
-    lines = program.text.split("\n")
-    by_end: dict[Any, ast.AST] = {}
-    put_there = set()  # by the program itself, into JAX
-    for node in names.nodes:
-        is_set = isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr"
+class _Uses:
+    """What one program asks JAX for.
+
+    Attributes:
+      asked: the names, and the nodes that ask for each.
+    """
+
+    def __init__(self, program: Program, reported: Iterable[Reported]):
+        self._program = program
+        self._names = Texts(program.tree)
+        self._lines = program.text.split("\n")
+        self.asked: dict[str, list[Any]] = defaultdict(list)
+        for node, name in self._names.asked():
+            self.asked[name].append(node)
+        by_end: dict[Any, ast.AST] = {}
+        put_there = set()  # by the program itself, into JAX
+        for node in self._names.nodes:
+            is_set = isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr"
+            if isinstance(node, ast.Attribute):
+                by_end[node.end_lineno, node.end_col_offset] = node
+                is_set = not isinstance(node.ctx, ast.Load)
+            if is_set:
+                put_there.add(self._names.dotted(node))
+        for each in reported:
+            before = self._lines[each.line - 1][: each.column - 1]
+            reader = by_end.get((each.line, len(before.encode())))
+            is_of_another_array = each.name.startswith("jax.Array.") and not table.known(each.name)
+            if reader is not None and not is_of_another_array:
+                self.asked[each.name].append(reader)
+        for name in put_there:
+            self.asked.pop(name, None)
+
+    def findings(self, lacking: set[str], jax: str) -> Iterator[Finding]:
+        """The uses of what this JAX lacks, each place once."""
+        by_place = {}
+        for name, nodes in self.asked.items():
+            is_keyword_of_table = "(" in name and table.known(name)
+            if name in lacking or is_keyword_of_table:
+                for node in nodes:
+                    by_place[*self._place(node), name] = node
+        found: set[str] = set()
+        for (line, column, name), node in sorted(by_place.items()):
+            found.add(name)
+            owner = name.rpartition(".")[0]
+            is_attribute = isinstance(node, ast.Attribute)
+            if is_attribute and owner in found and owner not in table.MODULES:
+                continue  # a part of what is found already
+            gone = table.known(name) or table.unknown(name, jax)
+            guard = guards.guard_of(self._names, node, name, _error_of(node, name))
+            helps = gone.kind == table.RESTORED
+            if gone.kind == table.REFUSED:
+                helps = "(" not in name and not self._is_used(node)
+            place = self._program.path, *self._program.where(line), column
+            yield Finding(*place, gone, node=node, dies=not (guard or helps), guard=guard)
+
+    def _place(self, node: Any) -> tuple[int, int]:
+        """The line and the column of a name."""
+        line = node.lineno
+        start = node.col_offset
         if isinstance(node, ast.Attribute):
-            by_end[node.end_lineno, node.end_col_offset] = node
-            is_set = not isinstance(node.ctx, ast.Load)
-        if is_set:
-            put_there.add(names.dotted(node))
-    asked = list(names.asked())
-    for each in reported:
-        before = lines[each.line - 1][: each.column - 1]
-        node_there = by_end.get((each.line, len(before.encode())))
-        if node_there is not None:
-            asked.append((node_there, each.name))
-    for node, name in asked:
-        is_of_another_array = name.startswith("jax.Array.") and name not in table.ARRAY
-        if name not in put_there and not is_of_another_array:
-            yield _use(names, lines, node, name)
+            line = node.end_lineno or 0
+            start = (node.end_col_offset or 0) - len(node.attr.encode())
+        before = self._lines[line - 1].encode()[:start].decode(errors="replace")
+        return line, len(before) + 1
 
-
-def _use(names: Texts, lines: Sequence[str], node: Any, name: str) -> _Use:
-    line = node.lineno
-    start = node.col_offset
-    if isinstance(node, ast.Attribute):  # where its name stands
-        line = node.end_lineno or 0
-        start = (node.end_col_offset or 0) - len(node.attr.encode())
-    before = lines[line - 1].encode()[:start].decode(errors="replace")
-    parent = names.parents.get(node)
-    is_called = getattr(parent, "func", None) is node
-    is_asked = getattr(parent, "value", None) is node
-    return _Use(
-        node=node,
-        name=name,
-        line=line,
-        column=len(before) + 1,
-        guard=guards.guard_of(names, node, name, _error_of(node, name)),
-        is_used="(" in name or is_called or is_asked,
-    )
+    def _is_used(self, node: ast.AST) -> bool:
+        """Whether something is called, or asked for an attribute."""
+        parent = self._names.parents.get(node)
+        return node in (getattr(parent, "func", None), getattr(parent, "value", None))
 
 
 def _error_of(node: Any, name: str) -> type[Exception]:
@@ -180,35 +198,8 @@ def _error_of(node: Any, name: str) -> type[Exception]:
         return AttributeError
     is_import = isinstance(node, (ast.alias, ast.ImportFrom))
     if is_import or "import" in ast.unparse(node):
-        is_of_module = {name, name.rpartition(".")[0]} & table.MODULES.keys()
-        return ModuleNotFoundError if is_of_module else ImportError
+        is_of_module = name in table.MODULES or name.rpartition(".")[0] in table.MODULES
+        if is_of_module:
+            return ModuleNotFoundError
+        return ImportError
     return AttributeError
-
-
-def _judged(
-    program: Program, uses: Iterable[_Use], lacking: set[str], jax: str
-) -> Iterator[Finding]:
-    """The uses of what this JAX lacks, each place once."""
-    found: set[str] = set()
-    by_place = {(use.line, use.column, use.name): use for use in uses}
-    for _, use in sorted(by_place.items()):
-        gone = table.known(use.name)
-        is_keyword_of_table = gone is not None and "(" in use.name
-        if use.name not in lacking and not is_keyword_of_table:
-            continue
-        found.add(use.name)
-        owner = use.name.rpartition(".")[0]
-        is_attribute = isinstance(use.node, ast.Attribute)
-        if is_attribute and owner in found and owner not in table.MODULES:
-            continue  # a part of what is found already
-        gone = gone or table.unknown(use.name, jax)
-        helps = gone.kind == table.RESTORED or (gone.kind == table.REFUSED and not use.is_used)
-        yield Finding(
-            program.path,
-            *program.where(use.line),
-            use.column,
-            gone,
-            node=use.node,
-            dies=not (use.guard or helps),
-            guard=use.guard,
-        )

@@ -73,7 +73,9 @@ def _is_about(names: Names, test: ast.expr, node: ast.AST, name: str) -> bool:
     asked = ast.unparse(test)
     for variable in re.findall(r"\w+", asked):
         for meant in names.bound.get(variable, ()):
-            asked += f" {ast.unparse(meant) if isinstance(meant, ast.expr) else meant}"
+            if isinstance(meant, ast.expr):
+                meant = ast.unparse(meant)
+            asked += f" {meant}"
     last = re.split(r"\W", name.rstrip("=)"))[-1]
     root = re.split(r"\W", ast.unparse(node))[0]
     return bool(

@@ -40,31 +40,35 @@ class _Lookups:
         of_program = []
         of_packages = []
         for (file, line, name), count in sorted(self._counts.items()):
-            gone = table.known(name)
-            shown = os.path.relpath(file) if file.startswith(os.getcwd()) else file
-            times = f" ({count} lookups)" if count > 1 else ""
-            text = f"{shown}:{line}: {name}{times}: {gone.remedy if gone else ''}"
             is_installed = any(part in file for part in _INSTALLED)
-            (of_packages if is_installed else of_program).append(text)
-        found = "the program looked up no name"
-        if of_program:
-            places = "1 place" if len(of_program) == 1 else f"{len(of_program)} places"
-            found = f"{places} looked up names"
-        shown_lines = [f"xmap_compat check: {found} that JAX removed", *of_program]
+            if file.startswith(os.getcwd()):
+                file = os.path.relpath(file)
+            looked_up = name
+            if count > 1:
+                looked_up = f"{name} ({count} lookups)"
+            text = f"{file}:{line}: {looked_up}: {table.ALL[name].remedy}"
+            if is_installed:
+                of_packages.append(text)
+            else:
+                of_program.append(text)
+        found = f"{len(of_program)} places looked up names"
+        if not of_program:
+            found = "the program looked up no name"
+        elif len(of_program) == 1:
+            found = "1 place looked up names"
+        lines = [f"xmap_compat check: {found} that JAX removed", *of_program]
         if of_packages:
-            shown_lines += ["", "in installed packages:", *of_packages]
-        return shown_lines
+            lines += ["", "in installed packages:", *of_packages]
+        return lines
 
 
 def _lost_names(jax: str) -> dict[str, set[str]]:
     """For each module of JAX the names that it lost."""
     lost: dict[str, set[str]] = defaultdict(set)
-    for name, gone in {**table.NAMES, **table.MODULES}.items():
+    for name, gone in table.ALL.items():
         if table.release(gone.until) < table.release(jax):
             module, _, last = name.rpartition(".")
             lost[module].add(last)
-    for old, now in table.MOVED.items():
-        lost[old].update(dir(sys.modules.get(now, types)))
     return lost
 
 

@@ -32,13 +32,14 @@ class Texts(Names):
             elif isinstance(node, ast.Call):
                 yield from self._of_call(node)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                gone = table.NAMES.get(self.dotted(node))
+                gone = table.known(self.dotted(node))
                 is_of_star = not self.bound.get(node.id)
                 if gone and (is_of_star or gone.kind == table.REFUSED):
                     yield node, gone.name
             if isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
                 name = self.dotted(node)
-                if name.startswith("jax.") and not self._is_of_its_function(node, name):
+                is_found_inside = isinstance(node, ast.Call) and self.is_partial(node)
+                if name.startswith("jax.") and not is_found_inside:
                     yield node, name
         yield from self._imported_by_text()
 
@@ -63,12 +64,6 @@ class Texts(Names):
             yield from self._options(call, self.dotted(call.func.value))
         yield from self._keywords(call)
 
-    def _is_of_its_function(self, node: ast.AST, name: str) -> bool:
-        """Whether a node is ``partial(f, ...)``, where ``f`` is found already."""
-        gone = table.known(name)
-        is_refused = gone is not None and gone.kind == table.REFUSED
-        return isinstance(node, ast.Call) and self.is_partial(node) and not is_refused
-
     def _in_code(self, call: ast.AST, code: str) -> Iterator[Found]:
         """What a text asks for that is executed."""
         try:
@@ -84,30 +79,37 @@ class Texts(Names):
             return
         given = call.args or [keyword.value for keyword in call.keywords]
         option = text_of(given[0])
-        options = {option} if option else self._texts
-        for text in options:
-            if option or text.startswith("jax_"):
+        if option:
+            yield call, option
+            return
+        for text in self._texts:
+            if text.startswith("jax_"):
                 yield call, text
 
     def _keywords(self, call: ast.Call) -> Iterator[Found]:
         """The keywords that a function of JAX is given, also through ``partial`` and a dictionary
         after ``**``.
         """
-        called = self.dotted(call if self.dotted(call.func).endswith("artial") else call.func)
+        called = self.dotted(call.func)
+        if called.endswith("artial"):
+            called = self.dotted(call)
         if not called.startswith("jax."):
             return
         moved = table.known(called)
-        today = moved.now if moved else called
+        today = called
+        if moved is not None:
+            today = moved.now
         given = self._given(call)
         is_complete = all(keyword.arg for keyword in call.keywords)
         if is_complete and not given.keys() & {"vmap_method", "vectorized"}:
             given["without vmap_method"] = call
         for name, node in given.items():
-            known = table.KEYWORDS.get((called, name)) or table.KEYWORDS.get((today, name))
+            asked = f"{called}({name}=)"
+            known = table.known(asked) or table.known(f"{today}({name}=)")
             if known is not None:
                 yield node, known.name
             elif name.isidentifier():
-                yield node, f"{called}({name}=)"
+                yield node, asked
 
     def _given(self, call: ast.Call) -> dict[str, ast.AST]:
         """The nodes that give keywords."""

@@ -111,7 +111,9 @@ def beside(statement: ast.stmt, lines: Sequence[str], new: Iterable[str]) -> Edi
 def before(statement: ast.stmt, new: Iterable[str]) -> Edit:
     """Add statements before another."""
     at = first_line(statement), statement.col_offset
-    end = "; " if statement.col_offset else "\n"
+    end = "\n"
+    if statement.col_offset:  # in a block that begins in the line
+        end = "; "
     return Edit(at, at, "".join(f"{line}{end}" for line in new))
 
 
@@ -133,7 +135,8 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
     """A text with these edits; the ends of its lines stay."""
     lines = [*text.encode().splitlines(keepends=True), b""]
     newline = lines[0].removeprefix(lines[0].rstrip(b"\r\n")) or b"\n"
-    for (top, left), (bottom, right), new in sorted(set(edits), reverse=True):
+    # From the end; of several insertions at one place the last one first.
+    for (top, left), (bottom, right), new in reversed(sorted(edits, key=lambda edit: edit[:2])):
         kept = lines[top - 1][:left] + new.encode().replace(b"\n", newline)
         lines[top - 1 : bottom] = [kept + lines[bottom - 1][right:]]
     return b"".join(lines).decode()
@@ -158,9 +161,14 @@ def _applied_to_cells(data: bytes, program: Program, edits: Iterable[Edit]) -> b
     for number, of_cell in by_cell.items():
         cell = notebook["cells"][number - 1]
         is_list = isinstance(cell["source"], list)
-        new = edited("".join(cell["source"]), of_cell)
-        cell["source"] = new.splitlines(keepends=True) if is_list else new
+        cell["source"] = edited("".join(cell["source"]), of_cell)
+        if is_list:
+            cell["source"] = cell["source"].splitlines(keepends=True)
+    indent = None
     indented = re.match(rb"\{\n( *)", data)
-    indent = len(indented[1]) if indented else None
+    if indented is not None:
+        indent = len(indented[1])
     text = json.dumps(notebook, indent=indent, ensure_ascii=data.isascii())
-    return (text + "\n" * data.endswith(b"\n")).encode()
+    if data.endswith(b"\n"):
+        text += "\n"
+    return text.encode()

@@ -115,7 +115,7 @@ class Renaming:
                 edits.append(in_place_of(statement, parent, self.lines, new))
         if lines:
             edits.append(beside(last, self.lines, lines))
-        return _merged(edits)
+        return edits
 
     def _carried_by_imports(self) -> dict[Any, str]:
         """What is renamed, without names whose import brings another object from now on: all uses
@@ -127,7 +127,7 @@ class Renaming:
                 local = alias.asname or alias.name
                 uses = self._loads[local]
                 texts = {self._renamed.get(node, "") for node in uses}
-                token = TOKEN.fullmatch("".join(texts)) if len(texts) == 1 else None
+                token = TOKEN.fullmatch(" ".join(texts))
                 if token and (alias.asname or token[2] == local):
                     self.carry(alias, *token.groups())
                     for node in uses:
@@ -147,7 +147,9 @@ class Renaming:
                     found.append(("import ", root))
             elif alias in self._carried:
                 module, name = self._carried[alias]
-                imported = name if name == local else f"{name} as {local}"
+                imported = name
+                if name != local:
+                    imported = f"{name} as {local}"
                 found.append((f"from {self.homes.get(module, module)} import ", imported))
             else:
                 found.append(old)
@@ -162,8 +164,9 @@ class Renaming:
 
     def _goes(self, statement: Any, alias: ast.alias) -> bool:
         """Whether nothing needs a part of an import any more."""
-        home = _home(statement)
-        is_gone = f"{home}{'.' if home else ''}{alias.name}.".startswith(self.gone or "\n")
+        home = getattr(statement, "module", "")
+        imported = f"{home}.{alias.name}.".lstrip(".")
+        is_gone = bool(self.gone) and imported.startswith(self.gone)
         local = alias.asname or alias.name
         if "." in local:
             return is_gone and not self._reads(local)
@@ -230,14 +233,15 @@ class Renaming:
         """The name that imports at the top of the file give a function; empty if they do not."""
         root = module.partition(".")[0]
         is_of_import = {*self.names.bound.get(root, ())} == {root}
+        reaching = {module, root}
+        if f"{module}.".startswith(NOT_IN_JAX):
+            reaching.remove(root)
         for statement in self.tree.body:
             for head, imported in self._now.get(statement, ()):
                 if head == f"from {module} import " and imported.partition(" as ")[0] == name:
                     return _local(imported)
-                if head == "import " and is_of_import:
-                    reaches = root if not f"{module}.".startswith(NOT_IN_JAX) else module
-                    if imported == reaches or imported.startswith(f"{reaches}."):
-                        return f"{module}.{name}"
+                if head == "import " and is_of_import and imported in reaching:
+                    return f"{module}.{name}"
         return ""
 
     def _last_import(self) -> ast.stmt:
@@ -252,16 +256,10 @@ class Renaming:
         return last
 
 
-def _home(statement: Any) -> str:
-    """The module from which a statement imports; empty for ``import a``."""
-    if isinstance(statement, ast.Import):
-        return ""
-    return "." * statement.level + (statement.module or "")
-
-
 def _as_it_is(statement: Any) -> list[_Import]:
-    home = _home(statement)
-    head = f"from {home} import " if home else "import "
+    head = "import "
+    if isinstance(statement, ast.ImportFrom):
+        head = f"from {'.' * statement.level}{statement.module or ''} import "
     return [(head, ast.unparse(alias)) for alias in statement.names]
 
 
@@ -276,12 +274,3 @@ def _statements(imports: Iterable[_Import]) -> list[str]:
     for head, imported in imports:
         by_head[head][imported] = None
     return [head + ", ".join(imported) for head, imported in by_head.items()]
-
-
-def _merged(edits: Iterable[Edit]) -> list[Edit]:
-    """One insertion for all that are at one place, in their order."""
-    found: dict[tuple[Any, Any], str] = {}
-    for start, end, text in edits:
-        before = found.get((start, end), "") if start == end else ""
-        found[start, end] = before + text
-    return [Edit(*place, text) for place, text in found.items()]
