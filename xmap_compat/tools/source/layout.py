@@ -136,7 +136,8 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
     lines = [*text.encode().splitlines(keepends=True), b""]
     newline = lines[0].removeprefix(lines[0].rstrip(b"\r\n")) or b"\n"
     # From the end; of several insertions at one place the last one first.
-    for (top, left), (bottom, right), new in reversed(sorted(edits, key=lambda edit: edit[:2])):
+    ordered = sorted(edits, key=lambda edit: edit[:2])
+    for (top, left), (bottom, right), new in reversed(ordered):
         kept = lines[top - 1][:left] + new.encode().replace(b"\n", newline)
         lines[top - 1 : bottom] = [kept + lines[bottom - 1][right:]]
     return b"".join(lines).decode()
