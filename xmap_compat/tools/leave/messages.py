@@ -24,7 +24,6 @@ FIRST_PRINTS = "--- the program with xmap prints:"
 SECOND_PRINTS = "--- the edited program prints:"
 WITH_MESH = "JAX deprecates `with mesh:` ({where}): write `with jax.set_mesh(mesh):`"
 LEFT = "The program still needs xmap_compat, for {}"
-MORE_LEFT = ", and {} more, which `check` lists"
 
 # Xmap calls that stay
 NOT_OF_THE_PROGRAM = (
