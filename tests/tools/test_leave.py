@@ -639,12 +639,11 @@ def test_what_differs_stays_and_the_rest_is_compared_again(tmp_path, monkeypatch
         judge = lambda self: None
         edited = lambda self, patched, others: edits.Edited(functions=[c.number for c in patched])
 
-    def replay(found, records, edited, patched, code):
+    def replay(found, records, edited, patched):
         compared.append(edited.functions)
         return dict.fromkeys({0, 2} & {*edited.functions}, "differs when it is run: it raises E")
 
-    task = {"folders": {}, "records": ""}
-    monkeypatch.setattr(left, "first_run", lambda: (Found(every), task, 0))
+    monkeypatch.setattr(left, "first_run", lambda: (Found(every), ""))
     monkeypatch.setattr(left, "replay", replay)
     monkeypatch.setattr(
         edits, "Program", lambda *args: Program(sources={}, helper=Program(before=None))
@@ -665,7 +664,7 @@ def replayed(tmp_path, monkeypatch, seen, code=0):
     monkeypatch.setattr(left, "put", lambda *args: None)
     monkeypatch.setattr(left, "execute", execute)
     cs = [XmapCall("a.py", PLACE, k, recorded=1) for k in range(3)]
-    return left.replay(Found(cs), "", edits.Edited(), cs, 0)
+    return left.replay(Found(cs), "", edits.Edited(), cs)
 
 
 def test_a_rule_that_jax_traces_late_stays_with_its_line_before_the_edits(tmp_path):

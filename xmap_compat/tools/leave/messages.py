@@ -3,9 +3,9 @@
 # Programs and options
 NO_PROGRAM = "no program is given"
 NOT_READ = "{} cannot be read: {}. Nothing is run"
-NO_CALL = "{name} ended {how} {when}. Nothing is patched"
-BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function"
-CALLED_NONE = "and called no xmapped function"
+NO_CALL = "{name} ended {how} {when}"
+BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function. Nothing is patched"
+CALLED_NONE = "and called no xmapped function. Nothing is patched"
 UNVERIFIED_WOULD = "; --unverified edits the xmaps that this run does not make: {}"
 TOO_MANY_FILES = "{folder} has more than {most} files, too many to run in a copy: start in the folder of the program"
 INTERNAL = "leave itself fails, with {error}: please report the program. Nothing is written"
@@ -51,7 +51,9 @@ OF_ONE_NAME = (
 IN_ONE_THAT_STAYS = (
     "it is called in the body of the xmap at {where}, which stays: JAX does not nest shard_map so"
 )
-IN_ANOTHER_PROGRAM = "{where} calls it in the body of an xmap: JAX does not nest shard_map so. Leave that program first"
+IN_ANOTHER_PROGRAM = (
+    "{where} uses it beside an xmap, and JAX does not nest shard_map so: leave that program first"
+)
 
 # Recording and verifying
 NOT_REPEATED = "a recorded call cannot be repeated: {error}"

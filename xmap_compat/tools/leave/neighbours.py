@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.edits import old_aliases
@@ -19,8 +18,8 @@ from xmap_compat.tools.source.reading import read, source_files
 def judge(
     xmap_calls: Iterable[XmapCall], sources: Mapping[str, Source], folders: Collection[str]
 ) -> None:
-    """Refuse xmap calls with mesh resources whose function another program calls in the body of an
-    xmap: there JAX cannot enter a mesh again.
+    """Refuse xmap calls with mesh resources whose function another program uses beside an xmap: in
+    the body of that, JAX cannot enter a mesh again.
     """
     named: dict[str, XmapCall] = {}
     for c in xmap_calls:
@@ -31,11 +30,18 @@ def judge(
         return
     for path, text in _others(sources, folders):
         if "xmap" in text:
-            for node, meant in _read_in_bodies(Names(read(path).tree)):
-                c = named.get(".".join(meant.split(".")[-2:]))
-                if c is not None:
-                    where = f"{path.name}:{node.lineno}"
-                    c.refused = messages.IN_ANOTHER_PROGRAM.format(where=where)
+            _refuse_used(path, Names(read(path).tree), named)
+
+
+def _refuse_used(path: Path, names: Names, named: Mapping[str, XmapCall]) -> None:
+    meanings = {node: names.of(node) for node in names.nodes}
+    if not set(XMAPS).intersection(meanings.values()):
+        return
+    for node, meant in meanings.items():
+        c = named.get(".".join(meant.split(".")[-2:]))
+        if c is not None:
+            where = f"{path.name}:{node.lineno}"
+            c.refused = messages.IN_ANOTHER_PROGRAM.format(where=where)
 
 
 def _others(sources: Mapping[str, Source], folders: Collection[str]) -> Iterator[tuple[Path, str]]:
@@ -53,17 +59,6 @@ def _assigned(c: XmapCall, sources: Mapping[str, Source]) -> str:
         if isinstance(statement, ast.Assign) and span_of(statement.value) == c.span:
             return f"{Path(c.file).stem}.{ast.unparse(statement.targets[0])}"
     return ""
-
-
-def _read_in_bodies(names: Names) -> Iterator[tuple[Any, str]]:
-    """The names that bodies of xmaps read, and their meanings."""
-    for call in names.nodes:
-        if isinstance(call, ast.Call) and call.args and names.of(call.func) in XMAPS:
-            body = call.args[0]
-            if isinstance(body, ast.Name):
-                body = names.meaning(body.id)
-            for node in ast.walk(body) if isinstance(body, ast.AST) else ():
-                yield node, names.of(node)
 
 
 def others_that_need(sources: Mapping[str, Source], folders: Collection[str]) -> list[str]:

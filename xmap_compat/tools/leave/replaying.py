@@ -12,6 +12,7 @@ import pickle
 import sys
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,10 +41,12 @@ class Verifier:
         self.reached: dict[int, int] = {}
         self.found: list[_Found] = []
         self.seen = Replayed()
+        # By what a call is known again.
+        self.left: dict[Any, list[RecordedCall]] = defaultdict(list)
         with open(task["records"], "rb") as file:
-            records: list[RecordedCall] = pickle.load(file)
-        patched = {*task["places"].values()}
-        self.left = [record for record in records if record.number in patched]
+            for record in pickle.load(file):
+                key = record.number, record.reached, record.arguments, record.traced
+                self.left[key].append(record)
 
     def probing(self, mapped: Callable[..., Any]) -> Callable[..., Any]:
         """What takes the place of ``mapped``."""
@@ -68,27 +71,14 @@ class Verifier:
     def called(self, number: int, reached: int, made: Any, *args: Any, **kwargs: Any) -> Any:
         import jax
 
-        records = self.taken(number, reached, args) if self.left else []
-        if not records:
-            return made(*args, **kwargs)
+        key = number, reached, values.described(args), is_traced(args)
+        records = self.left.pop(key, ())
         structure = jax.tree.structure(args)
         self.found += [_Found(record, made, structure) for record in records]
-        if is_traced(args):
+        if not records or is_traced(args):
             return made(*args, **kwargs)
         with self.comparing(number):
             return jax.block_until_ready(made(*args, **kwargs))
-
-    def taken(self, number: int, reached: int, args: Any) -> list[RecordedCall]:
-        """The records of this call, which are then no longer left."""
-        this = number, reached, values.described(args), is_traced(args)
-        taken = []
-        others = []
-        with self.lock:
-            for record in self.left:
-                of = record.number, record.reached, record.arguments, record.traced
-                (taken if of == this else others).append(record)
-            self.left = others
-        return taken
 
     @contextlib.contextmanager
     def comparing(self, number: int) -> Any:
