@@ -58,7 +58,7 @@ NAMED = [
     ),
     named(
         "a value multiplied for an axis has the number of its elements",
-        *("times_elements", "opposite", "summed"),
+        *("times_elements", "unwrap", "without", "over", "summed"),
     ),
     named(
         "each element has an equal part of a value that exists once",
@@ -174,7 +174,7 @@ NAMED = [
     ),
     named(
         "elements of a looped axis come back in their order",
-        *("_join", "unwrap", "transpose"),
+        *("_joined", "unwrap", "transpose"),
     ),
     named(
         "a jitted function that a program calls twice is evaluated anew inside a loop",
@@ -186,7 +186,7 @@ NAMED = [
     ),
     named(
         "an operation that combines elements of a looped axis is computed for all of them at once",
-        *("_whole_equations", "negate", "isdisjoint"),
+        *("_whole_equations", "negate", "_holds_combination"),
     ),
     # -------------------------------------------------------------------- placements, specs
     named(
@@ -199,11 +199,11 @@ NAMED = [
     ),
     named(
         "two axes of a value that need one resource are refused",
-        *("Checker.check_distinct_resources", "opposite", "resource"),
+        *("Checker._conflict", "opposite", "resource"),
     ),
     named(
         "a result is refused where it varies over an axis that its out_axes leave out",
-        *("_check_results", "opposite", "n", "names", "wanted"),
+        *("_check_results", "opposite", "name", "beyond"),
     ),
     # ------------------------------------------------------------------- contraction, einsum
     named(
@@ -245,7 +245,7 @@ NAMED = [
     ),
     named(
         "a result that uses a cotangent both with and without a collective has it in equal parts",
-        *("used_both_ways", "union", "by_parts", "without"),
+        *("used_both_ways", "union", "PARTS", "NONE"),
     ),
     named(
         "what a collective has made of a cotangent is a value as any other",

@@ -331,7 +331,7 @@ def test_the_helper_of_a_package_stands_in_it(place, tmp_path):
     check(without_package("run.py", cwd=elsewhere), "trained")
 
 
-def test_an_xmap_that_another_program_calls_in_a_body_stays(tmp_path):
+def test_an_xmap_that_another_program_with_xmaps_uses_stays(tmp_path):
     """JAX does not nest shard_map so."""
     text = "from jax.experimental.maps import xmap\nf = xmap(abs, ['i'], ['i'], axis_resources={'i': 'x'})\n"
     other = "import steps\nfrom jax.experimental.maps import xmap\ng = xmap(lambda v: steps.f(v), [...], [...])\n"
@@ -341,7 +341,7 @@ def test_an_xmap_that_another_program_calls_in_a_body_stays(tmp_path):
     c = XmapCall(path, (2, 4, 2, 54), resources=True)
     program = edits.Program(Found([c], {path: "steps"}), {path: text.encode()}, str(tmp_path))
     neighbours.judge([c], program.sources, [str(tmp_path)])
-    assert c.refused.startswith("other.py:3 calls it in the body of an xmap")
+    assert c.refused.startswith("other.py:3 uses it beside an xmap")
 
 
 MESH_ONLY = """

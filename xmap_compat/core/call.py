@@ -126,7 +126,7 @@ def _check(
     checker = Checker(placements | mesh_axes, declared.name, trace_rule=call_without_axes)
     _check_outer_names(program, checker.placements, used)
     local = _local_elements(declared, checker, program, arguments.names, used)
-    checker = dataclasses.replace(checker, placements=checker.placements | local)
+    checker = dataclasses.replace(checker, placements={**checker.placements, **local})
     every = placements | local
     entering = undeclared.names_at_entry(program.consts, arguments.names, every)
     results = tuple(checker.results(program.jaxpr, entering))
@@ -235,8 +235,6 @@ def _check_backend(backend, scope, placements):
 def _bind_results(declared, program, sizes):
     specs = declared.out_specs
     tree = jax.tree.unflatten(program.out_tree, program.out_types)
-    if specs == () and not program.out_types:
-        raise errors.no_results()
     if specs is None and tree is None and not declared.undeclared:
         raise _nothing_returned()
     if isinstance(specs, list) and isinstance(tree, tuple):

@@ -20,7 +20,7 @@ def quoted(names: Iterable[Any]) -> str:
 
 
 def as_set(names: Iterable[Any]) -> str:
-    return "{" + ", ".join(sorted(repr(name) for name in names)) + "}"
+    return "{" + ", ".join(sorted(map(repr, names))) + "}"
 
 
 def axes_text(sizes: Mapping[Any, int]) -> str:

@@ -29,7 +29,7 @@ from xmap_compat.core.nested.axes import NestedCall, as_placements, named_scope
 from xmap_compat.core.specs import AxisName, AxisSpec
 from xmap_compat.core.structured.table import STRUCTURED
 from xmap_compat.core.trace import call_without_axes, trace_flat
-from xmap_compat.core.values import NamedValue, positional, split
+from xmap_compat.core.values import NamedValue, names_of_each, positional, split
 from xmap_compat.core.watch import NOBODY, watcher
 
 
@@ -57,7 +57,7 @@ def _on_device(
     outside = dataclasses.replace(view, placements=placements)
     args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
     names = undeclared.names_at_entry(
-        placed.program.consts, [value.names for value in args], placed.every_placement
+        placed.program.consts, names_of_each(args), placed.every_placement
     )
     entering = []
     for value, entered in zip([*map(positional, consts), *args], names):
@@ -71,7 +71,7 @@ def _on_device(
 
 def _evaluate(placed: PlacedCall, view: DeviceView, values: Any, args: Any) -> list[NamedValue]:
     body = placed.body
-    if not view.mesh_axes:
+    if not view.mesh_sizes:
         body = dataclasses.replace(body, mesh_axes={})
 
     def trace(fun, types):
@@ -94,7 +94,7 @@ def _evaluate(placed: PlacedCall, view: DeviceView, values: Any, args: Any) -> l
         wanted.append(names.union(spec.position_of()))
     if loop_lengths(view.placements):
         return evaluate_in_loops(ev, placed.program, values, args, wanted)
-    ev = ev.gathering(jaxpr, [value.names for value in args], wanted)
+    ev = ev.gathering(jaxpr, names_of_each(args), wanted)
     return ev.evaluate(jaxpr, args, values)
 
 
@@ -130,7 +130,7 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
         raise _spmd_vmap(axes_of_vmap)
     placements = placed.every_placement
     untyped = any(placed.undeclared) or bool(undeclared.local_elements_of(placements))
-    view = DeviceView(placements, mesh.axis_names, dict(mesh.shape), untyped=untyped)
+    view = DeviceView(placements, dict(mesh.shape), untyped=untyped)
     consts = list(placed.program.consts)
     if untyped:
         consts, leaves = undeclared.without_gradient(placed.fun_name, consts, list(leaves))

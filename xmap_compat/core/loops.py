@@ -26,7 +26,7 @@ from xmap_compat.core.passes import flowing, forward
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.trace import NamedProgram
-from xmap_compat.core.values import NamedValue, others, value_of
+from xmap_compat.core.values import NamedValue, names_of_each, others, value_of
 
 Loop = Hashable
 
@@ -58,7 +58,7 @@ def evaluate_in_loops(
     view = ev.view
     loops = loop_lengths(view.placements)
     jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
-    inputs = [value.names for value in args]
+    inputs = names_of_each(args)
     names = ev.checker.variables(jaxpr, inputs)
     ev = ev.gathering(jaxpr, inputs, results)
     env = {}
@@ -194,13 +194,13 @@ class _Nest:
     def _by_loops(self, eqns, loops):
         """The equations that vary over none of the loops, and those that vary over some."""
         varying: list[Any] = []
-        others: list[Any] = []
+        without: list[Any] = []
         for eqn in eqns:
             if self._loops_of(eqn).isdisjoint(loops):
-                others.append(eqn)
+                without.append(eqn)
             else:
                 varying.append(eqn)
-        return others, varying
+        return without, varying
 
     def _loops_of(self, eqn):
         variables = _variables([*eqn.invars, *eqn.outvars])
@@ -250,21 +250,6 @@ def _all_read(eqns):
     return read
 
 
-def _joined(view, chunked):
-    """A value with all elements that a device has of each axis."""
-    return _join(view, *_first_of_equal(view, chunked))
-
-
-def _first_of_equal(view, chunked):
-    """Drop the leading dimension of loops that a result does not vary over: each iteration computed
-    the same value.
-    """
-    varying = _loops_of_names(view, chunked.value.names)
-    index = tuple(slice(None) if loop in varying else 0 for loop in chunked.loops)
-    loops = tuple(loop for loop in chunked.loops if loop in varying)
-    return chunked.value.with_data(chunked.value.data[index]), loops
-
-
 def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chunked:
     """Cut the looped dimensions into (loops..., chunk) and move the loops to the front."""
     shape: list[int] = []
@@ -287,15 +272,21 @@ def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chu
     return _Chunked(NamedValue(data, tuple(kept.values()), value.names), found)
 
 
-def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> NamedValue:
+def _joined(view: DeviceView, chunked: _Chunked) -> NamedValue:
     """Undo ``_chunked`` on a result: all elements that a device has of an axis become one dimension
     again.
     """
+    value = chunked.value
+    varying = _loops_of_names(view, value.names)
+    # Each iteration computed the same of a result that does not vary over the loop.
+    index = tuple(slice(None) if loop in varying else 0 for loop in chunked.loops)
+    data = value.data[index]
+    loops = [loop for loop in chunked.loops if loop in varying]
+    # The dimensions of the data.
+    every = (*(None for _ in loops), *value.dims)
     order: list[int] = []
     shape: list[int] = []
     dims: list[AxisName | None] = []
-    # The dimensions of the data: those of the loops first.
-    every = (*(None for _ in loops), *value.dims)
     for name, place in view.placements.items():
         if name not in value.names or not place.loops:
             continue
@@ -306,6 +297,6 @@ def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> Named
             shape.append(place.device_size)
             dims.append(name)
     rest = others(len(every), order)
-    data = lax.transpose(value.data, (*order, *rest))
+    data = lax.transpose(data, (*order, *rest))
     data = _jax.reshaped(data, (*shape, *data.shape[len(order) :]))
     return NamedValue(data, (*dims, *(every[k] for k in rest)), value.names)

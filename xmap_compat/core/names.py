@@ -300,7 +300,7 @@ def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
     is_branch = isinstance(held, _jax.Cond)
     bodies = bodies_of(held)
     carry = carry_of(held)
-    operands = operands_of_branches(held, inputs) if is_branch else list(inputs)
+    operands = _operands_of_branches(held, inputs) if is_branch else list(inputs)
     while True:
         predicate = inputs[0] if is_branch else NONE
         outs: list[list[Names]] = []
@@ -318,7 +318,7 @@ def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
         operands[carry] = grown
 
 
-def operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names]:
+def _operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names]:
     """The named axes of the operands of branches; batching rules within see those of the index,
     too, as under ``jax.vmap``.
     """

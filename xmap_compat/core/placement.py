@@ -15,7 +15,7 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.errors import LEGACY, as_set, did_you_mean, quoted
 from xmap_compat.core.mesh import SerialLoop, loops_in_scope, mesh_of_jax
-from xmap_compat.core.specs import AxisName, check_name
+from xmap_compat.core.specs import AxisName, can_name, check_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,9 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
             resources = (resources,)
         named = _named(resources)
         for resource in named:
-            _check_resource(name, resource)
+            # Any hashable may name a mesh axis or a loop, unless it surely means something else.
+            if not can_name(resource, _NO_RESOURCES):
+                raise _bad_resource(name, resource)
         if len(set(named)) != len(named):
             raise _misplaced_resource(name, axis_resources[name], is_repeated=True)
         parsed[name] = tuple(resources)
@@ -155,16 +157,6 @@ _NO_RESOURCES = (
     jax.sharding.PartitionSpec,
     jax.sharding.Sharding,
 )
-
-
-def _check_resource(name, resource):
-    """Any hashable may name a mesh axis or a loop; refuse those that surely mean something else."""
-    if resource is None or resource is ... or isinstance(resource, _NO_RESOURCES):
-        raise _bad_resource(name, resource)
-    try:
-        hash(resource)
-    except TypeError:
-        raise _bad_resource(name, resource) from None
 
 
 def _bad_resource(name, resource):

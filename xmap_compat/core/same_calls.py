@@ -123,7 +123,7 @@ class ComparedCalls:
 
     def traced(self, declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
         """Called from within jit's trace, when the call has been placed."""
-        processes = {d.process_index for d in devices_of(placed.scope.mesh)}
+        processes = _processes_of(placed.scope.mesh)
         if placed.nested or len(processes) < 2 or jax.process_index() not in processes:
             return
         made = fingerprint(declared, placed, args)
@@ -153,9 +153,12 @@ def _key(args: tuple[Any, ...]) -> Hashable:
     leaves, tree = jax.tree.flatten(args)
     if not all(map(is_array, leaves)):
         return None
-    types = [jax.typeof(leaf) for leaf in leaves]
-    keys = tuple((t.shape, t.dtype, t.weak_type) for t in types)
-    return keys, tree, current_scope()
+    return tuple(map(_type_key, leaves)), tree, current_scope()
+
+
+def _type_key(x):
+    kind = jax.typeof(x)
+    return kind.shape, kind.dtype, kind.weak_type
 
 
 def _is_shared(x):
@@ -210,8 +213,12 @@ def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]
     for text in dict.fromkeys(texts):
         lines.extend(("program:", line.strip()) for line in text.splitlines())
     digest = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
-    processes = {device.process_index for device in mesh.devices.flat}
-    return Fingerprint(tuple(lines), digest, tuple(sorted(processes)), placed.uses_mesh)
+    processes = tuple(sorted(_processes_of(mesh)))
+    return Fingerprint(tuple(lines), digest, processes, placed.uses_mesh)
+
+
+def _processes_of(mesh):
+    return {device.process_index for device in devices_of(mesh)}
 
 
 def _facts(declared, placed, args, mesh):
@@ -227,8 +234,8 @@ def _facts(declared, placed, args, mesh):
     return {
         "function": declared.name,
         "axis_resources": _mapping(sorted(resources, key=repr)),
-        "in_axes": ", ".join(_mapping(spec.names) for spec in placed.in_specs),
-        "out_axes": ", ".join(_mapping(spec.names) for spec in placed.out_specs),
+        "in_axes": _specs_text(placed.in_specs),
+        "out_axes": _specs_text(placed.out_specs),
         "axis sizes": _mapping(placed.body.sizes.items()),
         "arguments": ", ".join(types),
         "serial loops": _mapping(placed.scope.loops),
@@ -236,6 +243,10 @@ def _facts(declared, placed, args, mesh):
         "versions": f"jax {_jax.RELEASE}, xmap_compat {_version.__version__}",
         "settings": _mapping((name, getattr(jax.config, name)) for name in SETTINGS),
     }
+
+
+def _specs_text(specs):
+    return ", ".join(_mapping(spec.names) for spec in specs)
 
 
 def _mapping(items):
@@ -287,7 +298,7 @@ def _texts(
 
 
 def _constant(value: Any) -> str:
-    """A constant by its values; by its type alone if it is large, if other processes have parts of
+    """A constant by its values; only by its type if it is large, if other processes have parts of
     it, or if traced.
     """
     kind = _steady(str(jax.typeof(value)))
@@ -338,7 +349,7 @@ def _agree(store: _jax.ProcessStore, made: Fingerprint, timeout: float) -> None:
         store.put(f"{folder}/details/{me}", json.dumps(lines))
         differences = _differences(store, folder, digests)
         raise _processes_differ(differences, me, dict(lines)["function"], place)
-    # A process that arrives after others have given up must not go on alone: the first outcome
+    # A process that arrives after others have given up must not go on: the first outcome
     # holds for all.
     missing = [p for p in made.processes if p not in digests]
     outcome = store.put(f"{folder}/outcome", json.dumps([missing, place]))

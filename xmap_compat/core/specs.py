@@ -182,16 +182,25 @@ def _make_spec(where, pairs, rank, source, path):
     return spec
 
 
+_NO_NAMES = (bool, np.bool_, tuple, jax.sharding.PartitionSpec)
+
+
 def check_name(where: str, name: Any, path: str = "", source: Any = None) -> None:
     """Raise unless ``name`` can be the name of an axis."""
     is_dots = isinstance(name, str) and name == "..."
-    others = (bool, np.bool_, tuple, jax.sharding.PartitionSpec)
-    if name is None or name is ... or is_dots or isinstance(name, others):
+    if is_dots or not can_name(name, _NO_NAMES):
         raise _bad_axis_name(where, name, path, source)
+
+
+def can_name(value: Any, others: tuple[type, ...]) -> bool:
+    """Whether a value can be the name of an axis or a resource: any hashable of no other type."""
+    if value is None or value is ... or isinstance(value, others):
+        return False
     try:
-        hash(name)
+        hash(value)
     except TypeError:
-        raise _bad_axis_name(where, name, path, source) from None
+        return False
+    return True
 
 
 # ----------------------------------------------------------------------------- messages

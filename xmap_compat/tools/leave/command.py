@@ -83,23 +83,23 @@ class Leaving:
         self.seconds = 0.0
 
     def run(self) -> int:
-        found, task, code = self.first_run()
+        found, records = self.first_run()
         contents = {path: patch.contents(path) for path in found.files}
         program = edits.Program(found, contents, self.folders[-1])
         program.judge()
         neighbours.judge(found.xmap_calls, program.sources, self.folders)
         others = neighbours.others_that_need(program.sources, self.folders)
         # Its xmaps may have left already, in modules that it imports.
-        has_left = not found.xmap_calls and not code and program.helper.before is not None
+        has_left = not (found.xmap_calls or found.ended or program.helper.before is None)
         if not (has_left and program.edited([], others).changes):
-            self.check_called(found, code)
+            self.check_called(found)
         while True:
             patched = self.patched(found)
             edited = program.edited(patched, others)
             if not patched and not has_left:
                 edited = edits.Edited()
                 break
-            problems = self.replay(found, task["records"], edited, patched, code)
+            problems = self.replay(found, records, edited, patched)
             if not problems:
                 break
             for number, words in problems.items():
@@ -124,8 +124,8 @@ class Leaving:
 
     # ---- the runs
 
-    def first_run(self) -> tuple[Found, dict[str, Any], int]:
-        """Record the program."""
+    def first_run(self) -> tuple[Found, str]:
+        """Record the program; what is found, and the file with the records."""
         begun = time.monotonic()
         task = self.task_in("first")
         print(messages.FIRST_PRINTS, file=sys.stderr, flush=True)
@@ -133,24 +133,23 @@ class Leaving:
         print("---", file=sys.stderr)
         self.seconds = time.monotonic() - begun
         if not os.path.exists(task["result"]):
-            raise self.no_call(f"its process with exit code {code}", code)
-        return pickle.loads(patch.contents(task["result"])), task, code
+            raise self.no_call(f"its process with exit code {code}", messages.BEFORE_ITS_FIRST_CALL)
+        return pickle.loads(patch.contents(task["result"])), task["records"]
 
-    def check_called(self, found: Found, code: int) -> None:
+    def check_called(self, found: Found) -> None:
         """Refuse a program that called no xmapped function, unless it is to be edited all the
         same.
         """
         not_made = [c.where for c in found.xmap_calls if not c.reached]
         if any(c.calls for c in found.xmap_calls) or (self.options.unverified and not_made):
             return
-        error = self.no_call(f"with {_kind(found.ended)}", code)
+        when = messages.BEFORE_ITS_FIRST_CALL if found.ended else messages.CALLED_NONE
         if not_made:
-            error = Refused(f"{error}{messages.UNVERIFIED_WOULD.format(', '.join(not_made))}")
-        raise error
+            when += messages.UNVERIFIED_WOULD.format(", ".join(not_made))
+        raise self.no_call(f"with {found.ended or messages.NO_ERROR}", when)
 
-    def no_call(self, how: str, code: int) -> Refused:
+    def no_call(self, how: str, when: str) -> Refused:
         name = self.program[self.program[0] == "-m"]
-        when = messages.BEFORE_ITS_FIRST_CALL if code else messages.CALLED_NONE
         return Refused(messages.NO_CALL.format(name=name, how=how, when=when))
 
     def replay(
@@ -159,12 +158,12 @@ class Leaving:
         records: str,
         edited: edits.Edited,
         patched: Sequence[XmapCall],
-        first_code: int,
     ) -> dict[int, str]:
         """Run the edited program on the recorded arguments; why xmap calls stay, by number."""
         task = self.task_in("second")
         folders = task["folders"]
         task["records"] = records
+        task["ended"] = found.ended
         task["places"] = {(moved(folders, path), *start): n for path, start, n in edited.places}
         paths = [path for path in found.files if path != edited.helper]
         task["files"] = {moved(folders, path): path for path in paths}
@@ -179,22 +178,24 @@ class Leaving:
         for number, (words, file, line) in seen.problems.items():
             where = edited.line_before(file, line) if file else ("", "")
             problems[number] = messages.differs(words, *where)
-        if not seen.is_whole and seen.comparing >= 0:
+        if seen.comparing >= 0:
             problems[seen.comparing] = messages.DIES.format(seconds=limit)
-        if problems:
-            return problems
-        why = _ended_otherwise(found, first_code, seen, code)
-        if why:
-            lines = patch.contents(task["log"]).decode(errors="replace").splitlines()
-            print(messages.SECOND_PRINTS, *lines[-MOST_LINES:], "---", sep="\n", file=sys.stderr)
-            if not patched:
-                raise Refused(messages.NOT_VERIFIED.format(why))
-            return {c.number: messages.NOT_VERIFIED.format(why) for c in patched}
-        for c in patched:
-            agreed = seen.agreed.get(c.number, 0)
-            if agreed < c.recorded:
-                problems[c.number] = messages.TOO_FEW.format(recorded=c.recorded, agreed=agreed)
+        if seen.ended is None:
+            seen.ended = f"exit code {code}"
+        if not problems and seen.ended != found.ended:
+            return self.ended_otherwise(task, patched, [seen.ended, found.ended])
         return problems
+
+    def ended_otherwise(
+        self, task: dict[str, Any], patched: Sequence[XmapCall], ends: list[str]
+    ) -> dict[int, str]:
+        """Print how the output of the edited program ends; no xmap call is verified."""
+        lines = patch.contents(task["log"]).decode(errors="replace").splitlines()
+        print(messages.SECOND_PRINTS, *lines[-MOST_LINES:], "---", sep="\n", file=sys.stderr)
+        why = messages.ENDED.format(*[end or messages.NO_ERROR for end in ends])
+        if not patched:
+            raise Refused(why)
+        return {c.number: why for c in patched}
 
     def put(self, folders: dict[str, str], edited: edits.Edited) -> None:
         """Write the changes into a copy, where the helper's ``mapped`` is watched."""
@@ -254,20 +255,3 @@ class Leaving:
                 except BaseException:
                     process.kill()
                     raise
-
-
-def _kind(ended: str) -> str:
-    """The type of an exception: its message may have random numbers."""
-    return ended.partition(":")[0] or messages.NO_ERROR
-
-
-def _ended_otherwise(found: Found, first_code: int, seen: Replayed, code: int) -> str:
-    """How the edited program ended otherwise than the one with xmap; empty if it did not."""
-    if seen.is_whole and (_kind(seen.ended), code) == (_kind(found.ended), first_code):
-        return ""
-    ends = []
-    for words, exit_code in ((seen.ended, code), (found.ended, first_code)):
-        if exit_code and not words:
-            words = f"exit code {exit_code}"
-        ends.append(words.rstrip(".") or messages.NO_ERROR)
-    return messages.ENDED.format(*ends)

@@ -3,9 +3,9 @@
 # Programs and options
 NO_PROGRAM = "no program is given"
 NOT_READ = "{} cannot be read: {}. Nothing is run"
-NO_CALL = "{name} ended {how} {when}. Nothing is patched"
-BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function"
-CALLED_NONE = "and called no xmapped function"
+NO_CALL = "{name} ended {how} {when}"
+BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function. Nothing is patched"
+CALLED_NONE = "and called no xmapped function. Nothing is patched"
 UNVERIFIED_WOULD = "; --unverified edits the xmaps that this run does not make: {}"
 TOO_MANY_FILES = "{folder} has more than {most} files, too many to run in a copy: start in the folder of the program"
 INTERNAL = "leave itself fails, with {error}: please report the program. Nothing is written"
@@ -24,7 +24,6 @@ FIRST_PRINTS = "--- the program with xmap prints:"
 SECOND_PRINTS = "--- the edited program prints:"
 WITH_MESH = "JAX deprecates `with mesh:` ({where}): write `with jax.set_mesh(mesh):`"
 LEFT = "The program still needs xmap_compat, for {}"
-MORE_LEFT = ", and {} more, which `check` lists"
 
 # Xmap calls that stay
 NOT_OF_THE_PROGRAM = (
@@ -51,7 +50,9 @@ OF_ONE_NAME = (
 IN_ONE_THAT_STAYS = (
     "it is called in the body of the xmap at {where}, which stays: JAX does not nest shard_map so"
 )
-IN_ANOTHER_PROGRAM = "{where} calls it in the body of an xmap: JAX does not nest shard_map so. Leave that program first"
+IN_ANOTHER_PROGRAM = (
+    "{where} uses it beside an xmap, and JAX does not nest shard_map so: leave that program first"
+)
 
 # Recording and verifying
 NOT_REPEATED = "a recorded call cannot be repeated: {error}"
@@ -69,9 +70,9 @@ VERIFIED_INSIDE = "verified inside of another"
 NEVER_CALLED = "not verified: never called"
 NEVER_MADE = "not verified: this run does not make it (--unverified edits it too)"
 NOT_VERIFIED = "not verified: {}"
-ENDED = "the edited program ended with {}, and the one with xmap with {}"
+ENDED = "not verified: the edited program ended with {}, and the one with xmap with {}"
 NO_ERROR = "no error"
-TOO_FEW = "not verified: of its recorded calls, {agreed} of {recorded} were found again"
+NOT_MADE_AGAIN = "a recorded call is not made again"
 NONE_RECORDED = "none of its calls could be recorded"
 
 

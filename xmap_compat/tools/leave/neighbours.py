@@ -6,10 +6,8 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.edits import old_aliases
 from xmap_compat.tools.leave.places import XMAPS, Source
 from xmap_compat.tools.leave.xmap_calls import XmapCall, span_of
 from xmap_compat.tools.source.bindings import Names
@@ -19,8 +17,8 @@ from xmap_compat.tools.source.reading import read, source_files
 def judge(
     xmap_calls: Iterable[XmapCall], sources: Mapping[str, Source], folders: Collection[str]
 ) -> None:
-    """Refuse xmap calls with mesh resources whose function another program calls in the body of an
-    xmap: there JAX cannot enter a mesh again.
+    """Refuse xmap calls with mesh resources whose function another program uses beside an xmap: in
+    the body of that, JAX cannot enter a mesh again.
     """
     named: dict[str, XmapCall] = {}
     for c in xmap_calls:
@@ -31,11 +29,18 @@ def judge(
         return
     for path, text in _others(sources, folders):
         if "xmap" in text:
-            for node, meant in _read_in_bodies(Names(read(path).tree)):
-                c = named.get(".".join(meant.split(".")[-2:]))
-                if c is not None:
-                    where = f"{path.name}:{node.lineno}"
-                    c.refused = messages.IN_ANOTHER_PROGRAM.format(where=where)
+            _refuse_used(path, Names(read(path).tree), named)
+
+
+def _refuse_used(path: Path, names: Names, named: Mapping[str, XmapCall]) -> None:
+    meanings = {node: names.of(node) for node in names.nodes}
+    if not set(XMAPS).intersection(meanings.values()):
+        return
+    for node, meant in meanings.items():
+        c = named.get(".".join(meant.split(".")[-2:]))
+        if c is not None:
+            where = f"{path.name}:{node.lineno}"
+            c.refused = messages.IN_ANOTHER_PROGRAM.format(where=where)
 
 
 def _others(sources: Mapping[str, Source], folders: Collection[str]) -> Iterator[tuple[Path, str]]:
@@ -55,24 +60,13 @@ def _assigned(c: XmapCall, sources: Mapping[str, Source]) -> str:
     return ""
 
 
-def _read_in_bodies(names: Names) -> Iterator[tuple[Any, str]]:
-    """The names that bodies of xmaps read, and their meanings."""
-    for call in names.nodes:
-        if isinstance(call, ast.Call) and call.args and names.of(call.func) in XMAPS:
-            body = call.args[0]
-            if isinstance(body, ast.Name):
-                body = names.meaning(body.id)
-            for node in ast.walk(body) if isinstance(body, ast.AST) else ():
-                yield node, names.of(node)
-
-
 def others_that_need(sources: Mapping[str, Source], folders: Collection[str]) -> list[str]:
-    """Files that did not run, which files of the program import, and which import old names."""
-    text = "\n".join("\n".join(source.lines) for source in sources.values())
+    """Files that did not run, which files of the program import, and which need this package."""
+    program = "\n".join(line for source in sources.values() for line in source.lines)
     found = []
-    for path, _ in _others(sources, folders):
+    for path, text in _others(sources, folders):
         imports = rf"\bimport\b.*\b{path.stem}\b|\bfrom .*\b{path.stem} import"
-        nodes = ast.walk(read(path).tree) if re.search(imports, text) else ()
-        if any(old_aliases(node) for node in nodes):
+        needs = r"(?m)^\s*(from|import) (jax\.experimental\.maps|jax\.experimental import.*\bmaps|xmap_compat)\b"
+        if re.search(imports, program) and re.search(needs, text):
             found.append(path.name)
     return sorted(found)

@@ -12,11 +12,12 @@ import pickle
 import sys
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from xmap_compat.legacy import import_hook
-from xmap_compat.tools.leave import running, values
+from xmap_compat.tools.leave import messages, running, values
 from xmap_compat.tools.leave.values import RecordedCall, is_traced
 from xmap_compat.tools.leave.xmap_calls import Replayed, calling_span
 
@@ -40,10 +41,12 @@ class Verifier:
         self.reached: dict[int, int] = {}
         self.found: list[_Found] = []
         self.seen = Replayed()
+        # By what a call is known again.
+        self.left: dict[Any, list[RecordedCall]] = defaultdict(list)
         with open(task["records"], "rb") as file:
-            records: list[RecordedCall] = pickle.load(file)
-        patched = {*task["places"].values()}
-        self.left = [record for record in records if record.number in patched]
+            for record in pickle.load(file):
+                key = record.number, record.reached, record.arguments, record.traced
+                self.left[key].append(record)
 
     def probing(self, mapped: Callable[..., Any]) -> Callable[..., Any]:
         """What takes the place of ``mapped``."""
@@ -68,27 +71,14 @@ class Verifier:
     def called(self, number: int, reached: int, made: Any, *args: Any, **kwargs: Any) -> Any:
         import jax
 
-        records = self.taken(number, reached, args) if self.left else []
-        if not records:
-            return made(*args, **kwargs)
+        key = number, reached, values.described(args), is_traced(args)
+        records = self.left.pop(key, ())
         structure = jax.tree.structure(args)
         self.found += [_Found(record, made, structure) for record in records]
-        if is_traced(args):
+        if not records or is_traced(args):
             return made(*args, **kwargs)
         with self.comparing(number):
             return jax.block_until_ready(made(*args, **kwargs))
-
-    def taken(self, number: int, reached: int, args: Any) -> list[RecordedCall]:
-        """The records of this call, which are then no longer left."""
-        this = number, reached, values.described(args), is_traced(args)
-        taken = []
-        others = []
-        with self.lock:
-            for record in self.left:
-                of = record.number, record.reached, record.arguments, record.traced
-                (taken if of == this else others).append(record)
-            self.left = others
-        return taken
 
     @contextlib.contextmanager
     def comparing(self, number: int) -> Any:
@@ -101,7 +91,10 @@ class Verifier:
     def finish(self, ended: str) -> None:
         for found in self.found:
             self.compare(found)
-        self.seen.is_whole = True
+        if ended == self.task["ended"]:
+            for number, *_ in self.left:
+                if number in self.task["places"].values():
+                    self.seen.problems.setdefault(number, (messages.NOT_MADE_AGAIN, "", 0))
         self.seen.ended = ended
         self.write()
 
@@ -115,8 +108,6 @@ class Verifier:
                 problem = f"it raises {values.in_a_line(error)}", *self.line_of(error)
         if problem[0]:
             self.seen.problems.setdefault(number, problem)
-        else:
-            self.seen.agreed[number] = self.seen.agreed.get(number, 0) + 1
 
     def difference(self, found: _Found) -> str:
         """How the results of a call differ from the recorded ones."""

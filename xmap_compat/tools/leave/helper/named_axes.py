@@ -218,7 +218,7 @@ def _placed(mesh, spec, x):
 def _own_block(spec, x):
     """The block of this device, of an array that all devices have."""
     for k, axes in enumerate(spec):
-        for name in axes or ():
+        for name in _tuple(axes or ()):
             x = _own_part(x, name, k)
     return x
 
@@ -232,7 +232,7 @@ def _own_part(x, name, k):
 def _whole(spec, x):
     """An array of which each device has a block, on all devices."""
     for k, axes in enumerate(spec):
-        x = _gather(x, axes or (), k)
+        x = _gather(x, _tuple(axes or ()), k)
     return x
 
 
