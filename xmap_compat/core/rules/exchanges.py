@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.batch import apply_positional, device_index, index_of
+from xmap_compat.core.batch import apply_positional, device_index, index_of, kept_where
 from xmap_compat.core.collectives import collective, varied
 from xmap_compat.core.device import (
     DeviceView,
@@ -219,11 +219,7 @@ def _keep_received(view, value, names, perm):
         if len(bound) == len(names):
             return value
         return laid_out_over(view, value, value.names | bound)
-
-    def keep(x, index):
-        return jnp.where(jnp.asarray(receives)[index], x, jnp.zeros_like(x))
-
-    return apply_positional(view, keep, value, index_of(view, names))
+    return kept_where(view, value, names, lambda index: jnp.asarray(receives)[index])
 
 
 def _linear_index(factors: Sequence[Factor], wanted: Sequence[Factor]) -> list[int]:

@@ -96,10 +96,7 @@ def _bind_batched(view, eqn, operands, results):
     def bind(*values):
         return _jax.bind(primitive, values, params)
 
-    def local_size(name):
-        return view.placements[name].local_size
-
-    levels = levels_of(axes, inputs, local_size)
+    levels = levels_of(axes, inputs, view.local_sizes(axes))
     try:
         outs = _jax.batched(bind, levels, positions_of(axes, results))(*data)
     except NotImplementedError:  # it has no batching rule
@@ -114,8 +111,7 @@ def _with_all_axes(view, value, names, axes):
     """Data with a leading dimension for each axis that a value varies over."""
     varied = common(axes, names)
     missing = without(varied, value.dims)
-    sizes = [view.placements[n].local_size for n in missing]
-    data = lax.broadcast(value.data, sizes)
+    data = lax.broadcast(value.data, view.local_sizes(missing))
     return leading(NamedValue(data, (*missing, *value.dims), names), varied)
 
 

@@ -176,7 +176,7 @@ def _broadcast_in_dim(view, primitive, operands, params):
     if dynamic or None in named:
         return _GENERAL
     lead = len(named)
-    sizes = [view.placements[n].local_size for n in named]
+    sizes = view.local_sizes(named)
     kept = [lead + d for d in params["broadcast_dimensions"]]
     params = {
         **params,

@@ -65,7 +65,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import once
-from xmap_compat.core.batch import apply_positional, index_of
+from xmap_compat.core.batch import kept_where
 from xmap_compat.core.collectives import collectives_in, collectives_of
 from xmap_compat.core.device import equal_parts, laid_out, laid_out_over
 from xmap_compat.core.evaluate import Evaluator
@@ -145,9 +145,9 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
             everything = {**zeros, **dict(zip(case, seeds))}
             return rule(*fixed, *everything.values())
 
-        apply, restore = only_arrays(of_seeds)
         if nonzero <= case.keys():
-            return restore(apply(*seeds))
+            return of_seeds(*seeds)
+        apply, restore = only_arrays(of_seeds)
         _, tangents = jax.jvp(apply, list(map(jnp.zeros_like, seeds)), seeds)
         return restore(tangents)
 
@@ -221,12 +221,8 @@ def _at_first_element(view, value, names):
     """A value that is set to zero except at the first element of axes that it did not vary over."""
     if not names:
         return value
-
-    def at_first(x, index):
-        return jnp.where(index == 0, x, jnp.zeros_like(x))
-
-    index = index_of(view, common(view.placements, names))
-    return apply_positional(view, at_first, value, index)
+    ordered = common(view.placements, names)
+    return kept_where(view, value, ordered, lambda index: index == 0)
 
 
 def _knowing_once(ev: Evaluator, axes: Names) -> Evaluator:
