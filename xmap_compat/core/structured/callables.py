@@ -1,5 +1,5 @@
 """Callables that custom rules hold: traced as the body was, then evaluated on named values; and the
-derivative of one equation as a program of its own, which stage 4 and the comparison of processes ask.
+derivative of one equation as a program, which stage 4 and the comparison of processes ask.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ devices, ``x = [1, 2]`` mapped, one weight ``w = 3`` that is not, and cotangents
 :func:`_cotangent_like` sums: 3, as it is for the positional function.
 
 *A rule that sums*: ``bwd(ct) = (ct * w, psum(ct * x, 'i'))``.  Both devices have 3.  It does not
-vary over ``i``
-any more, and is left alone: 3.  (Without types, where a cotangent of an unmapped argument is always
-summed, it would be 6.)
+vary over ``i`` any more, and stays: 3.  (Without types, where a cotangent of an unmapped argument
+is always summed, it would be 6.)
 
 *A cotangent that exists once, of a collective*: ``g(x, w) = psum(x * w, 'i')`` is 9 for both
 elements, and one cotangent arrives for both, 1.  A rule may say ``bwd(ct) = (psum(ct, 'i') * w,
@@ -36,12 +35,12 @@ and the sum 15 has counted ``du`` twice.  Every element's call returned the same
 one of them takes its cotangent (:func:`_at_first_element`): 1 + 6 and 2 + 0, which is 9.
 
 *A rule that sums, and has a term of its own*: ``f(w) = psum(w, 'i') + w``, ``bwd(ct) = psum(ct,
-'i') + ct``.  Nothing varies, and one cotangent arrives, 1.  What the rule means for an element is
-the sum of all cotangents, and its own one.  So:
+'i') + ct``.  Nothing varies, and one cotangent arrives, 1.  For an element the rule means the sum of
+all cotangents, plus the cotangent of that element.  So:
 
     If one result of the rule depends on the cotangent by a collective in which it stands for the
-    elements' own, and without any collective, each element has its own value, an equal part, in
-    all of that result.  This is decided for each result, and each axis, alone.
+    elements' own, and without any collective, each element has its own value, an equal part, in all
+    of that result.  This is decided for each result and each axis.
 
 Both elements have 1 + 1/2, which varies, and adds up to 3.  A ring of ``ppermute`` that adds up
 what comes by is of this kind, too, and so is a collective of what exists once and of what another
@@ -110,7 +109,7 @@ def _cases_of(view, jaxpr, residuals, cotangents, operand_names) -> list[dict[in
     are summed as well, and must not count the cotangent for every element.  If no collective over
     the axis made the result, every element's call returned the same
     value: one of them takes the cotangent.  Otherwise the rule may sum by itself or leave that to
-    us: it is applied to that cotangent alone, and the names of its results tell.
+    us: it is applied to that cotangent only, and the names of its results say which.
 
     Returns:
       Cases, each with cotangents by the number of their result; missing ones are zero.  There is at
@@ -234,8 +233,8 @@ def _knowing_once(ev: Evaluator, axes: Names) -> Evaluator:
 
 
 def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
-    """Sum a cotangent over axes that its primal does not vary over; one that was summed already is
-    left alone.
+    """Sum a cotangent over axes that its primal does not vary over; one that was summed already
+    stays.
 
     A rule may return another precision than its primal has, as under ``jax.vmap``.
     """
