@@ -13,7 +13,7 @@ change no result of your program; ``install`` gives unmodified programs ``jax.ex
 back.
 
 Nothing is imported before it is used, so that a program under ``python -m xmap_compat`` or
-``install()`` can still set the environment variables that JAX reads at its own import.
+``install()`` can still set the environment variables that JAX reads when it is imported.
 """
 
 from __future__ import annotations

@@ -52,20 +52,20 @@ def check_assignments(
     """Run an xmapped function under many assignments of its axes to the mesh, and compare the
     results.
 
-    The function's own ``axis_resources`` and ``donate_argnums`` are ignored.  An assignment gives
-    different mesh axes to different named axes; mesh axes that xmaps inside the function use are
-    left to them.
+    The ``axis_resources`` of the function and its ``donate_argnums`` are ignored.  An assignment
+    gives different mesh axes to different named axes; mesh axes that xmaps inside the function use
+    are left to them.
 
     Args:
       xmapped: the function that ``xmap`` returned.
       args: its arguments.
       mesh: where to run; by default the mesh in scope, or else all devices as a mesh with the axes
         ``x`` and ``y``.
-      loops: also place axes on serial loops, alone and after mesh axes, where no collective names
+      loops: also place axes on serial loops, without or after mesh axes, where no collective names
         them.
       derivatives: also compare reverse-mode derivatives, of a random linear functional of the
         results with respect to all floating-point arguments.
-      limit: the largest number of assignments, spread evenly over all of them (always the same
+      limit: the largest number of assignments, distributed evenly over all (always the same
         ones); None for all.
       only: the assignments to check, instead of chosen ones.
       reference: a function of the same arguments that computes the expected results, for example
@@ -143,8 +143,8 @@ def assignments(
       sizes: the named axes.
       mesh: a mesh, or a dictionary of the sizes of its axes.
       loops: axes that may be placed on serial loops too.
-      limit: the largest number, spread evenly over all of them (always the same ones); None for
-        all.
+      limit: the largest number, distributed evenly over all of them (always the same ones); None
+        for all.
 
     Returns:
       Dictionaries for ``axis_resources``, without the empty one.

@@ -104,7 +104,7 @@ class SharedCall:
             raise
 
 
-# For each Python function what its xmapped functions share, by what tells these apart.
+# For each Python function what its xmapped functions share, by what distinguishes them.
 _shared: weakref.WeakKeyDictionary[types.FunctionType, dict[Hashable, SharedCall]] = (
     weakref.WeakKeyDictionary()
 )
@@ -304,7 +304,7 @@ def _has_tracers(values: Any) -> bool:
 
 
 def _shown_resources(declared: Declaration) -> dict[AxisName, Any]:
-    """The resources as users write them: one entry stands alone."""
+    """The resources as users write them: one entry is in no tuple."""
     shown: dict[AxisName, Any] = {}
     for name, entries in declared.resources.items():
         shown[name] = entries

@@ -24,7 +24,7 @@ _ARE_OURS: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 def is_of_jax(primitive: Any) -> bool:
     """Whether JAX, or this package, defines a primitive: one of their modules holds this object.
 
-    A name tells nothing, as anybody may call a primitive "add".
+    The name of a primitive does not say so, as anybody may call one "add".
     """
     known = _ARE_OURS.get(primitive)
     if known is None:
@@ -45,8 +45,8 @@ def _is_held_by_jax(primitive):
 def has_custom_batching(eqn: Any) -> bool:
     """Whether a batching rule of a library, or of the user, takes part in batching an equation.
 
-    JAX's own rules keep elements apart, and their results vary over all that the operands vary
-    over; so they need not be asked.
+    JAX's rules compute each element from its operands, and their results vary over all that the
+    operands vary over; so they need not be asked.
     """
     if eqn.primitive.name == "custom_vmap_call" or not is_of_jax(eqn.primitive):
         return True
@@ -204,7 +204,7 @@ def _batch_untyped_call(args, dims, *, jaxpr):
 
 
 def _jvp_untyped_call(primals, tangents, *, jaxpr):
-    """The tangents are a call of their own, which is linear in the tangents of the operands."""
+    """The tangents are another call, which is linear in the tangents of the operands."""
     moving = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
     smooth = _smooth_results(jaxpr)
 

@@ -122,7 +122,7 @@ class CustomVjp(NamedTuple):
         """The user's rules.
 
         Returns:
-          ``fwd(perturbed, *primals) -> [*residuals, *outs]``, where ``perturbed`` tells of each
+          ``fwd(perturbed, *primals) -> [*residuals, *outs]``, where ``perturbed`` says of each
           primal whether it is differentiated; ``bwd(*residuals, *cotangents) -> cotangents of the
           primals``; and ``layout() -> (out_tree, res_tree, forwarded)``, valid once fwd has run:
           ``forwarded[k]`` is the primal that serves as residual k, or None where fwd returned it.
@@ -199,7 +199,7 @@ class Expanded(NamedTuple):
 
 
 class ShardMap(NamedTuple):
-    """``jax.shard_map``: the user's own in a body; in a staged program ours too.
+    """``jax.shard_map``: that of the user in a body; in a staged program ours too.
 
     Attributes:
       body: what runs on each device.
@@ -363,7 +363,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], _Structured | None]] = {
 
 
 def inline_calls(jaxpr: Any, kept: Container[Any]) -> Any:
-    """An open jaxpr in which the equations of jitted functions, under variables of their own,
+    """An open jaxpr in which the equations of jitted functions, under new variables,
     replace their calls.
 
     Calls of the jaxprs in ``kept`` stay.

@@ -15,7 +15,7 @@ from jax._src.mesh import get_concrete_mesh
 from xmap_compat._jax.nice import optional
 from xmap_compat._jax.patches import Patch, Restoration, replaced
 
-# The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of
+# The state that ``with Mesh`` of JAX sets; if it is gone, xmap sees our contexts and that of
 # ``jax.set_mesh``.
 WITHOUT_CONTEXTS: dict[str, Any] = {
     "innermost": lambda: (None, None),

@@ -44,7 +44,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def api_boundary(fun: C) -> C:
-    """Let the traceback of what a function raises end in the user's file, as JAX's own functions
+    """Let the traceback of what a function raises end in the user's file, as JAX's functions
     do.
 
     In IPython, JAX's functions only mark their frames as hidden, and the last one still shows: here

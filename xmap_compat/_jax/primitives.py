@@ -1,4 +1,4 @@
-"""Primitives bound one by one, and primitives of our own."""
+"""Primitives bound one by one, and the definition of others."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from xmap_compat._jax.version import trace_state
 
 
 def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
-    """``jax.jit``, on a backend if one is named; jit's own parameter for it warns since 0.8."""
+    """``jax.jit``, on a backend if one is named; jit's parameter for it warns since 0.8."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return jax.jit(fun, backend=backend, **options)

@@ -25,9 +25,9 @@ def is_key(x: Any) -> bool:
 
 
 def draws_from_rbg(primitive: Any, operands: Sequence[Any]) -> bool:
-    """Whether a primitive draws random bits with XLA's own generator (``impl='rbg'``).
+    """Whether a primitive draws random bits with XLA's generator (``impl='rbg'``).
 
-    XLA's generator also makes keys of ``impl='unsafe_rbg'``.
+    That generator also makes keys of ``impl='unsafe_rbg'``.
     """
     if primitive.name == "rng_bit_generator":
         return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -126,6 +127,16 @@ def moved_to_front(data: Any, dims: Sequence[int]) -> Any:
     if list(dims) == list(range(len(dims))):
         return data
     return lax.transpose(data, (*dims, *others(data.ndim, dims)))
+
+
+def with_leading(data: Any, count: int, sizes: Iterable[int]) -> Any:
+    """The data with dimensions of these sizes in the place of the first ``count``."""
+    return _jax.reshaped(data, (*sizes, *data.shape[count:]))
+
+
+def merge_leading(data: Any, count: int) -> Any:
+    """Merge the first ``count`` dimensions into one."""
+    return with_leading(data, count, [math.prod(data.shape[:count])])
 
 
 def transposed(value, dims):

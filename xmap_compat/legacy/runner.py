@@ -68,9 +68,8 @@ def _run_script(script: str) -> None:
 
 def _run_module(name: str, alter_argv: bool = True) -> None:
     _new_main_module()
-    # What the interpreter itself calls for -m and for directories; the public functions of runpy
-    # put the former main module back while threads and exit handlers of the program may still need
-    # their own.
+    # What the interpreter itself calls for -m and for directories.  The public functions of runpy
+    # put the former main module back, while threads and exit handlers may still need the program's.
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
 
 

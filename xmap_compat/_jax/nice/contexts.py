@@ -1,4 +1,4 @@
-"""The state that JAX's own ``with Mesh(...)`` sets, read and written."""
+"""The state that ``with Mesh(...)`` of JAX sets, read and written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if list(inspect.signature(_create_sharding).parameters) != ["mesh", "x", "name",
 
 
 def innermost() -> tuple[Any, Any]:
-    """What is in scope in this thread: an object of its own for each context, and its mesh, which
+    """What is in scope in this thread: an object for each context, and its mesh, which
     may be empty.
     """
     return thread_resources.env, thread_resources.env.physical_mesh

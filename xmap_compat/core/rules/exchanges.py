@@ -34,10 +34,12 @@ from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import (
     NamedValue,
     leading,
+    merge_leading,
     merge_positional,
     move_positional,
     moved_to_front,
     squeeze_positional,
+    with_leading,
     without,
 )
 
@@ -81,9 +83,9 @@ def _summed_and_scattered(view, value, names, position):
     dims = without(value.dims, names)
     data, mesh, local = _split(view, NamedValue(total, dims, value.names), position, names)
     if mesh:
-        data = _merge_leading(data, len(mesh) + len(local))
+        data = merge_leading(data, len(mesh) + len(local))
         data = lax.psum_scatter(data, names_of(mesh), tiled=True)
-        data = _jax.reshaped(data, (*sizes_of(local), *data.shape[1:]))
+        data = with_leading(data, 1, sizes_of(local))
     return NamedValue(data, (*names_of(local), *dims), value.names)
 
 
@@ -103,10 +105,6 @@ def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames)
     mesh, local = view.factors_by_kind(names)
     front = [at + factors.index(factor) for factor in (*mesh, *local)]
     return moved_to_front(data, front), mesh, local
-
-
-def _merge_leading(data, count):
-    return _jax.reshaped(data, (math.prod(data.shape[:count]), *data.shape[count:]))
 
 
 def _traded_in_group(members, place, params):
@@ -141,7 +139,7 @@ def _chunk_of_element(view, value, names, position):
     data, mesh, local = _split(view, value, position, names)
     if mesh:
         index = device_index(view, names_of(mesh))
-        data = _merge_leading(data, len(mesh))
+        data = merge_leading(data, len(mesh))
         data = lax.dynamic_index_in_dim(data, index, 0, keepdims=False)
     return NamedValue(data, (*names_of(local), *value.dims), value.names)
 
@@ -168,7 +166,7 @@ def _exchange(view, value, names, split):
     data, mesh, local = _split(view, value, split, names)
     if mesh:
         shape = data.shape
-        data = _merge_leading(data, len(mesh))
+        data = merge_leading(data, len(mesh))
         data = lax.all_to_all(data, names_of(mesh), split_axis=0, concat_axis=0, tiled=True)
         data = _jax.reshaped(data, shape)
     # Data has first the source devices and the new local owners, then the old dimensions, with the
@@ -179,7 +177,7 @@ def _exchange(view, value, names, split):
         dimension_of[factor] = lead + value.dims.index(factor.name)
     sources = [dimension_of[factor] for factor in view.factors(names)]
     owners = range(len(mesh), lead)
-    data = _merge_leading(moved_to_front(data, [*sources, *owners]), len(sources))
+    data = merge_leading(moved_to_front(data, [*sources, *owners]), len(sources))
     left = without(value.dims, names_of(local))
     return NamedValue(data, (None, *names_of(local), *left), value.names)
 
@@ -201,9 +199,9 @@ def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue
     for source, destination in params["perm"]:
         moves.append((device[source], slot[source], device[destination], slot[destination]))
     local_names = names_of(local)
-    data = _merge_leading(leading(value, local_names), len(local))
+    data = merge_leading(leading(value, local_names), len(local))
     data = _permute_slots(view, data, moves, names_of(mesh))
-    data = _jax.reshaped(data, (*sizes_of(local), *data.shape[1:]))
+    data = with_leading(data, 1, sizes_of(local))
     return NamedValue(data, (*local_names, *without(value.dims, local_names)), value.names)
 
 
