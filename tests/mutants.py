@@ -44,7 +44,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
-
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "xmap_compat"
 REACH = ROOT / ".pytest_cache" / "reach.json"
