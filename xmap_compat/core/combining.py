@@ -132,7 +132,11 @@ def combined_axes(
     """The axes whose elements an operation combines: some result does not vary over them."""
     union = frozenset().union(*inputs)
     axes = batched_axes(union, placements)
-    return [axis for axis in axes if any(axis not in names for names in results)]
+    combined = []
+    for axis in axes:
+        if not all(axis in names for names in results):
+            combined.append(axis)
+    return combined
 
 
 def check_combined(

@@ -80,7 +80,7 @@ from xmap_compat.core.structured.callables import (
     positional_zero,
     staged_callable,
 )
-from xmap_compat.core.values import NamedValue, union_of_names
+from xmap_compat.core.values import NamedValue, common, split, union_of_names
 
 
 def cotangents_of_operands(
@@ -139,7 +139,7 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
     nonzero = {k for k, ct in enumerate(cotangents) if not is_no_array(ct)}
 
     def rule_of_case(*args):
-        fixed, seeds = args[: len(residuals)], args[len(residuals) :]
+        fixed, seeds = split(args, len(residuals))
 
         def of_seeds(*seeds):
             everything = {**zeros, **dict(zip(case, seeds))}
@@ -148,7 +148,7 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
         apply, restore = only_arrays(of_seeds)
         if nonzero <= case.keys():
             return restore(apply(*seeds))
-        _, tangents = jax.jvp(apply, tuple(map(jnp.zeros_like, seeds)), tuple(seeds))
+        _, tangents = jax.jvp(apply, list(map(jnp.zeros_like, seeds)), seeds)
         return restore(tangents)
 
     rule_of_case = _jax.traced_as(rule, rule_of_case)
@@ -225,8 +225,8 @@ def _at_first_element(view, value, names):
     def at_first(x, index):
         return jnp.where(index == 0, x, jnp.zeros_like(x))
 
-    ordered = [n for n in view.placements if n in names]
-    return apply_positional(view, at_first, value, index_of(view, ordered))
+    index = index_of(view, common(view.placements, names))
+    return apply_positional(view, at_first, value, index)
 
 
 def _knowing_once(ev: Evaluator, axes: Names) -> Evaluator:
