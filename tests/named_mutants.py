@@ -233,7 +233,7 @@ NAMED = [
     ),
     named(
         "the element that takes such a cotangent is the first",
-        *("_at_first_element", "opposite", "i"),
+        *("_at_first_element", "opposite", "index"),
     ),
     named(
         "a cotangent is summed over axes that its primal does not vary over",
@@ -254,7 +254,7 @@ NAMED = [
     # ------------------------------------------------------------------------- control flow
     named(
         "branches with collectives are all computed where devices might take different ones",
-        *("cond", "union", "communicates", "local_names"),
+        *("cond", "union", "communicates", "in_one_place"),
     ),
     named(
         "elements that do not take a branch have no derivative of it",
