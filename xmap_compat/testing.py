@@ -65,7 +65,7 @@ def check_assignments(
         them.
       derivatives: also compare reverse-mode derivatives, of a random linear functional of the
         results with respect to all floating-point arguments.
-      limit: the largest number of assignments, spread evenly over all of them (always the same
+      limit: the largest number of assignments, distributed evenly over all (always the same
         ones); None for all.
       only: the assignments to check, instead of chosen ones.
       reference: a function of the same arguments that computes the expected results, for example
@@ -143,8 +143,8 @@ def assignments(
       sizes: the named axes.
       mesh: a mesh, or a dictionary of the sizes of its axes.
       loops: axes that may be placed on serial loops too.
-      limit: the largest number, spread evenly over all of them (always the same ones); None for
-        all.
+      limit: the largest number, distributed evenly over all of them (always the same ones); None
+        for all.
 
     Returns:
       Dictionaries for ``axis_resources``, without the empty one.

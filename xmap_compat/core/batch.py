@@ -5,7 +5,6 @@ element on an axis.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,16 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.device import DeviceView, cast_alike, cast_to, laid_out_over
 from xmap_compat.core.specs import AxisName, AxisNames
-from xmap_compat.core.values import Dims, NamedValue, others, positional, union_of_names, without
+from xmap_compat.core.values import (
+    Dims,
+    NamedValue,
+    merge_leading,
+    others,
+    positional,
+    union_of_names,
+    with_leading,
+    without,
+)
 
 
 def bind_named(
@@ -54,19 +62,13 @@ def bind_per_element(
     flat = []
     for operand in operands:
         data = laid_out_over(view, operand, names).data
-        flat.append(_flat(data, len(levels)))
+        flat.append(merge_leading(data, len(levels)))
     outs = lax.map(lambda xs: _jax.bind(primitive, xs, params), flat)
     results = []
     for out in outs:
-        data = lax.reshape(out, (*sizes, *out.shape[1:]))
+        data = with_leading(out, 1, sizes)
         results.append(NamedValue(data, _dims(data, levels), names))
     return results
-
-
-def _flat(data, count):
-    """Merge the first ``count`` dimensions."""
-    elements = math.prod(data.shape[:count])
-    return lax.reshape(data, (elements, *data.shape[count:]))
 
 
 def _levels(view, operands, names):
@@ -146,6 +148,17 @@ def index_of(view: DeviceView, names: AxisNames) -> NamedValue:
             _single_index(view, name),
         )
     return index
+
+
+def kept_where(
+    view: DeviceView, value: NamedValue, names: AxisNames, is_kept: Callable[[Any], Any]
+) -> NamedValue:
+    """A value that is zero where ``is_kept`` of an element's index over the axes is false."""
+
+    def keep(x, index):
+        return jnp.where(is_kept(index), x, jnp.zeros_like(x))
+
+    return apply_positional(view, keep, value, index_of(view, names))
 
 
 def _row_major(size, major, minor):

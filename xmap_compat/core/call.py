@@ -126,7 +126,7 @@ def _check(
     checker = Checker(placements | mesh_axes, declared.name, trace_rule=call_without_axes)
     _check_outer_names(program, checker.placements, used)
     local = _local_elements(declared, checker, program, arguments.names, used)
-    checker = dataclasses.replace(checker, placements=checker.placements | local)
+    checker = dataclasses.replace(checker, placements={**checker.placements, **local})
     every = placements | local
     entering = undeclared.names_at_entry(program.consts, arguments.names, every)
     results = tuple(checker.results(program.jaxpr, entering))

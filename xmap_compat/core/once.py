@@ -23,7 +23,7 @@ class Use(enum.Enum):
 
     NONE = "by no collective yet"
     PARTS = "by a collective, as the elements' own values, which add up to it"
-    WHOLE = "by a collective, after it met a varying value: by each element as a whole"
+    WHOLE = "by a collective, combined with a varying value: by each element as a whole"
     BOTH = "by a collective, together with what another one made, or with a varying cotangent"
     EACH = "it varies over the axis: each element has its own"
 

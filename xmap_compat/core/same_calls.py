@@ -298,7 +298,7 @@ def _texts(
 
 
 def _constant(value: Any) -> str:
-    """A constant by its values; by its type alone if it is large, if other processes have parts of
+    """A constant by its values; only by its type if it is large, if other processes have parts of
     it, or if traced.
     """
     kind = _steady(str(jax.typeof(value)))
@@ -349,7 +349,7 @@ def _agree(store: _jax.ProcessStore, made: Fingerprint, timeout: float) -> None:
         store.put(f"{folder}/details/{me}", json.dumps(lines))
         differences = _differences(store, folder, digests)
         raise _processes_differ(differences, me, dict(lines)["function"], place)
-    # A process that arrives after others have given up must not go on alone: the first outcome
+    # A process that arrives after others have given up must not go on: the first outcome
     # holds for all.
     missing = [p for p in made.processes if p not in digests]
     outcome = store.put(f"{folder}/outcome", json.dumps([missing, place]))

@@ -84,16 +84,15 @@ class _Uses:
     view: DeviceView
     checker: Checker
     chosen: dict[Any, bool] = dataclasses.field(default_factory=dict)
-    _known: dict[Any, list[Use]] = dataclasses.field(default_factory=dict)
+    _known: dict[Any, Sequence[Use]] = dataclasses.field(default_factory=dict)
 
-    def of_inputs(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Use]) -> list[Use]:
+    def of_inputs(
+        self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Use]
+    ) -> Sequence[Use]:
         """The uses of a body's inputs, from those of its results."""
         key = (jaxpr, *inputs, *(frozenset(use.items()) for use in results))
-        if key not in self._known:
-            self._known[key] = self._of_inputs(jaxpr, inputs, results)
-        return self._known[key]
-
-    def _of_inputs(self, jaxpr, inputs, results):
+        if key in self._known:
+            return self._known[key]
         body, _ = _jax.open_jaxpr(jaxpr)
         names = self.checker.variables(jaxpr, inputs)
 
@@ -106,7 +105,9 @@ class _Uses:
             return self._of_operands(eqn, operands, outs, list(map(self._together, outs, uses)))
 
         uses = backward(body.eqns, zip(body.outvars, results), of_operands)
-        return [self._together(value(variable), uses[variable]) for variable in body.invars]
+        of_inputs = [self._together(value(variable), uses[variable]) for variable in body.invars]
+        self._known[key] = of_inputs
+        return of_inputs
 
     def _value(self, aval, names):
         elements = math.prod(getattr(aval, "shape", ()))

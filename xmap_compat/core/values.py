@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -106,7 +107,7 @@ def is_smooth(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]:
+def split(values: Iterable[Any], *lengths: int) -> list[list[Any]]:
     """Cut a list into pieces of the given lengths, and a rest."""
     rest = list(values)
     pieces = []
@@ -128,6 +129,16 @@ def moved_to_front(data: Any, dims: Sequence[int]) -> Any:
     return lax.transpose(data, (*dims, *others(data.ndim, dims)))
 
 
+def with_leading(data: Any, count: int, sizes: Iterable[int]) -> Any:
+    """The data with dimensions of these sizes in the place of the first ``count``."""
+    return _jax.reshaped(data, (*sizes, *data.shape[count:]))
+
+
+def merge_leading(data: Any, count: int) -> Any:
+    """Merge the first ``count`` dimensions into one."""
+    return with_leading(data, count, [math.prod(data.shape[:count])])
+
+
 def transposed(value, dims):
     unnamed = iter(value.positional_dims())
     order = []
@@ -141,7 +152,13 @@ def leading(value: NamedValue, names: Iterable[AxisName]) -> Any:
     return moved_to_front(value.data, list(map(value.dims.index, names)))
 
 
-def without(dims: Dims, names: Iterable[AxisName]) -> Dims:
+def common(names: Iterable[Any], others: Container[Any]) -> tuple[Any, ...]:
+    """The names that are among the others, in their order."""
+    return tuple(name for name in names if name in others)
+
+
+def without(dims: Iterable[Any], names: Iterable[Any]) -> tuple[Any, ...]:
+    """The dimensions that have none of the names, in their order."""
     dropped = set(names)
     return tuple(name for name in dims if name not in dropped)
 

@@ -4,7 +4,6 @@ are gathered.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from xmap_compat.core.device import DeviceView, bind_over, gather_over, without_
 from xmap_compat.core.device_primitives import take_p
 from xmap_compat.core.placement import MeshAxis
 from xmap_compat.core.specs import AxisSpec
-from xmap_compat.core.values import NamedValue, others
+from xmap_compat.core.values import NamedValue, merge_leading, others, with_leading
 
 
 def device_view(placed: PlacedCall) -> DeviceView:
@@ -50,9 +49,7 @@ def take_part(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
     rest = others(len(labels), front)
     data = lax.transpose(lax.reshape(data, shape), (*front, *rest))
     if mesh_axes:
-        devices = math.prod(map(view.mesh_size, mesh_axes))
-        data = lax.reshape(data, (devices, *data.shape[len(front) :]))
-        data = bind_over(view, take_p, data, mesh_axes)
+        data = bind_over(view, take_p, merge_leading(data, len(front)), mesh_axes)
     dims = tuple(labels[k] for k in rest)
     return without_single(view, data, dims, frozenset(named.values()))
 
@@ -64,5 +61,4 @@ def gather_parts(view: DeviceView, value: NamedValue, spec: AxisSpec) -> Any:
     positions, names = zip(*spec.names)
     data = gather_over(view, value, names).data
     sizes = [view.placements[name].size for name in names]
-    data = lax.reshape(data, (*sizes, *data.shape[1:]))
-    return jnp.moveaxis(data, range(len(names)), positions)
+    return jnp.moveaxis(with_leading(data, 1, sizes), range(len(names)), positions)

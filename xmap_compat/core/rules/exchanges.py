@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.batch import apply_positional, device_index, index_of
+from xmap_compat.core.batch import apply_positional, device_index, index_of, kept_where
 from xmap_compat.core.collectives import collective, varied
 from xmap_compat.core.device import (
     DeviceView,
@@ -34,10 +34,12 @@ from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import (
     NamedValue,
     leading,
+    merge_leading,
     merge_positional,
     move_positional,
     moved_to_front,
     squeeze_positional,
+    with_leading,
     without,
 )
 
@@ -81,9 +83,9 @@ def _summed_and_scattered(view, value, names, position):
     dims = without(value.dims, names)
     data, mesh, local = _split(view, NamedValue(total, dims, value.names), position, names)
     if mesh:
-        data = _merge_leading(data, len(mesh) + len(local))
+        data = merge_leading(data, len(mesh) + len(local))
         data = lax.psum_scatter(data, names_of(mesh), tiled=True)
-        data = _jax.reshaped(data, (*sizes_of(local), *data.shape[1:]))
+        data = with_leading(data, 1, sizes_of(local))
     return NamedValue(data, (*names_of(local), *dims), value.names)
 
 
@@ -97,16 +99,13 @@ def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames)
     """
     at = value.positional_dims()[position]
     factors = view.factors(names)
-    before, after = value.data.shape[:at], value.data.shape[at + 1 :]
-    left = value.data.shape[at] // view.total_size(names)
-    data = _jax.reshaped(value.data, (*before, *sizes_of(factors), left, *after))
+    shape = list(value.data.shape)
+    left = shape[at] // view.total_size(names)
+    shape[at : at + 1] = [*sizes_of(factors), left]
+    data = _jax.reshaped(value.data, tuple(shape))
     mesh, local = view.factors_by_kind(names)
     front = [at + factors.index(factor) for factor in (*mesh, *local)]
     return moved_to_front(data, front), mesh, local
-
-
-def _merge_leading(data, count):
-    return _jax.reshaped(data, (math.prod(data.shape[:count]), *data.shape[count:]))
 
 
 def _traded_in_group(members, place, params):
@@ -123,7 +122,8 @@ def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
     (``lax.all_to_all`` itself adds and removes dimensions of one element for the untiled form.)
     """
     names = axis_names(params)
-    split, concat = params["split_axis"], params["concat_axis"]
+    split = params["split_axis"]
+    concat = params["concat_axis"]
     if view.present(value, names):
         received = _exchange(view, value, names, split)
     else:
@@ -141,7 +141,7 @@ def _chunk_of_element(view, value, names, position):
     data, mesh, local = _split(view, value, position, names)
     if mesh:
         index = device_index(view, names_of(mesh))
-        data = _merge_leading(data, len(mesh))
+        data = merge_leading(data, len(mesh))
         data = lax.dynamic_index_in_dim(data, index, 0, keepdims=False)
     return NamedValue(data, (*names_of(local), *value.dims), value.names)
 
@@ -168,7 +168,7 @@ def _exchange(view, value, names, split):
     data, mesh, local = _split(view, value, split, names)
     if mesh:
         shape = data.shape
-        data = _merge_leading(data, len(mesh))
+        data = merge_leading(data, len(mesh))
         data = lax.all_to_all(data, names_of(mesh), split_axis=0, concat_axis=0, tiled=True)
         data = _jax.reshaped(data, shape)
     # Data has first the source devices and the new local owners, then the old dimensions, with the
@@ -179,7 +179,7 @@ def _exchange(view, value, names, split):
         dimension_of[factor] = lead + value.dims.index(factor.name)
     sources = [dimension_of[factor] for factor in view.factors(names)]
     owners = range(len(mesh), lead)
-    data = _merge_leading(moved_to_front(data, [*sources, *owners]), len(sources))
+    data = merge_leading(moved_to_front(data, [*sources, *owners]), len(sources))
     left = without(value.dims, names_of(local))
     return NamedValue(data, (None, *names_of(local), *left), value.names)
 
@@ -201,9 +201,9 @@ def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue
     for source, destination in params["perm"]:
         moves.append((device[source], slot[source], device[destination], slot[destination]))
     local_names = names_of(local)
-    data = _merge_leading(leading(value, local_names), len(local))
+    data = merge_leading(leading(value, local_names), len(local))
     data = _permute_slots(view, data, moves, names_of(mesh))
-    data = _jax.reshaped(data, (*sizes_of(local), *data.shape[1:]))
+    data = with_leading(data, 1, sizes_of(local))
     return NamedValue(data, (*local_names, *without(value.dims, local_names)), value.names)
 
 
@@ -219,11 +219,7 @@ def _keep_received(view, value, names, perm):
         if len(bound) == len(names):
             return value
         return laid_out_over(view, value, value.names | bound)
-
-    def keep(x, index):
-        return jnp.where(jnp.asarray(receives)[index], x, jnp.zeros_like(x))
-
-    return apply_positional(view, keep, value, index_of(view, names))
+    return kept_where(view, value, names, lambda index: jnp.asarray(receives)[index])
 
 
 def _linear_index(factors: Sequence[Factor], wanted: Sequence[Factor]) -> list[int]:
