@@ -1182,12 +1182,12 @@ def replayed(tmp_path_factory):
     edited = program.edited(found.xmap_calls, [])
     texts = {os.path.basename(p): after.decode() for p, (_, after) in edited.changes.items()}
     spec["places"] = {(path, *start): number for path, start, number in edited.places}
-    spec["files"] = []
+    spec |= {"files": {}, "ended": ""}
     return spec, texts, str(folder), sum(c.recorded for c in found.xmap_calls)
 
 
 def problems_of(replayed, texts):
-    """What the replay finds in an edited program; the calls that agree."""
+    """What the replay finds in an edited program."""
     spec, _, folder, _ = replayed
     verifier = Verifier(spec)
     helper = types.ModuleType("named_axes")
@@ -1202,12 +1202,11 @@ def problems_of(replayed, texts):
     finally:
         del sys.modules["named_axes"]
     verifier.finish("")
-    return verifier.seen.problems, sum(verifier.seen.agreed.values())
+    return verifier.seen.problems
 
 
 def test_the_right_edit_is_verified(replayed):
-    problems, agreed = problems_of(replayed, replayed[1])
-    assert not problems and agreed == replayed[3] >= 3
+    assert not problems_of(replayed, replayed[1]) and replayed[3] >= 3
 
 
 @pytest.mark.sampled(8)
@@ -1218,5 +1217,4 @@ def test_a_wrong_edit_is_never_called_verified(file, old, new, replayed):
     texts[file] = texts[file].replace(old, new)
     if "lax." in new and file == "program.py":
         texts[file] = "from jax import lax\n" + texts[file]
-    problems, agreed = problems_of(replayed, texts)
-    assert problems or agreed < replayed[3]
+    assert problems_of(replayed, texts)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import functools
 import os
 import re
@@ -64,16 +63,11 @@ class Edited:
     with_mesh: str = ""
 
     def line_before(self, path: str, line: int) -> tuple[str, str]:
-        """The place and the text that a line of a file had before the edits."""
+        """The place and the text that a line below the imports had before the edits."""
         before, after = self.changes.get(path) or (contents(path),) * 2
         old = python_of(before or b"", path).split("\n")
-        new = python_of(after, path).split("\n")
-        number = line
-        blocks = difflib.SequenceMatcher(None, new, old, autojunk=False).get_opcodes()
-        for _, start, end, old_start, old_end in blocks:
-            if start < line <= end:
-                number = max(1, min(old_start + line - start, old_end))
-        return f"{os.path.basename(path)}:{number}", old[number - 1].strip()
+        line += len(old) - len(python_of(after, path).split("\n"))
+        return f"{os.path.basename(path)}:{line}", old[line - 1].strip()
 
 
 class Program:
@@ -315,7 +309,7 @@ def modernized(files: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, bytes], 
     """Files with today's names for what JAX has removed elsewhere, as ``check --fix`` writes them,
     and what it leaves.
     """
-    of_xmap = [name for name in (*table.NAMES, *table.MODULES) if f"{name}.".startswith(GONE)]
+    of_xmap = [name for name in table.ALL if f"{name}.".startswith(GONE)]
     texts = dict(files)
     with tempfile.TemporaryDirectory() as folder:
         copies = {Path(folder + path).resolve(): path for path in texts}

@@ -24,7 +24,6 @@ FIRST_PRINTS = "--- the program with xmap prints:"
 SECOND_PRINTS = "--- the edited program prints:"
 WITH_MESH = "JAX deprecates `with mesh:` ({where}): write `with jax.set_mesh(mesh):`"
 LEFT = "The program still needs xmap_compat, for {}"
-MORE_LEFT = ", and {} more, which `check` lists"
 
 # Xmap calls that stay
 NOT_OF_THE_PROGRAM = (
@@ -71,9 +70,9 @@ VERIFIED_INSIDE = "verified inside of another"
 NEVER_CALLED = "not verified: never called"
 NEVER_MADE = "not verified: this run does not make it (--unverified edits it too)"
 NOT_VERIFIED = "not verified: {}"
-ENDED = "the edited program ended with {}, and the one with xmap with {}"
+ENDED = "not verified: the edited program ended with {}, and the one with xmap with {}"
 NO_ERROR = "no error"
-TOO_FEW = "not verified: of its recorded calls, {agreed} of {recorded} were found again"
+NOT_MADE_AGAIN = "a recorded call is not made again"
 NONE_RECORDED = "none of its calls could be recorded"
 
 
