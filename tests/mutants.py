@@ -57,7 +57,7 @@ MOST_FILES = 12  # a file takes time to import
 MOST_TESTS = 80
 AT_ONCE = 8
 FEW_LINES = 30
-SECONDS = 30.0  # after which no more tests are tried
+SECONDS = 20.0  # after which no more tests are tried
 MOST_SECONDS = 180.0
 FORK = multiprocessing.get_context("fork")
 
