@@ -324,7 +324,11 @@ def gather_devices(
 def gather_over(
     view: DeviceView, value: NamedValue, names: AxisNames, to: str = "invarying"
 ) -> NamedValue:
-    """``lax.all_gather`` into a new first positional dimension: one gather for all mesh axes."""
+    """``lax.all_gather`` into a new first positional dimension: one gather for all mesh axes.
+
+    For example, of an axis of 24 elements on 4 devices each has ``f32[6, 3]`` with the dimensions
+    ``('i', None)``; the result is ``f32[24, 3]`` on all of them.
+    """
     names = list(names)
     present = view.present(value, names)
     mesh, local = view.factors_by_kind(present)
