@@ -32,6 +32,7 @@ from xmap_compat.core.placement import (
 )
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.trace import NamedProgram, call_without_axes, trace_program
+from xmap_compat.core.values import common
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _local_elements(declared, checker, program, input_names, mesh_axes):
     checker = dataclasses.replace(checker, placements=checker.placements | local, needed=set())
     entering = undeclared.names_at_entry(program.consts, input_names, checker.placements)
     checker.results(program.jaxpr, entering)
-    return {name: place for name, place in local.items() if name in checker.needed}
+    return {name: local[name] for name in common(local, checker.needed)}
 
 
 def _check_outer_names(program, placements, mesh_axes):
@@ -253,7 +254,7 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
         wanted = frozenset(spec.position_of())
         beyond = names - wanted
         beyond -= set(undeclared.local_elements_of(beyond))
-        extra = tuple(name for name in checker.placements if name in beyond)
+        extra = common(checker.placements, beyond)
         if extra:
             if not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
                 raise _undeclared_output(path, spec.source, extra)

@@ -24,6 +24,7 @@ from xmap_compat.core.undeclared import operand_names
 from xmap_compat.core.values import (
     Dims,
     NamedValue,
+    common,
     is_smooth,
     leading,
     moved_to_front,
@@ -141,8 +142,7 @@ class DeviceView:
 
     def in_order(self, mesh_axes: Iterable[Any]) -> tuple[Any, ...]:
         """Those of the axes that are on the mesh, in its order."""
-        wanted = set(mesh_axes)
-        return tuple(axis for axis in self.mesh_sizes if axis in wanted)
+        return common(self.mesh_sizes, set(mesh_axes))
 
     def mesh_size(self, axis: Any) -> int:
         if axis in self.mesh_sizes:
