@@ -203,7 +203,7 @@ def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
     held = _jax.read(eqn)
     backward = isinstance(held, _jax.CustomVjp)
     num_consts = 0
-    if backward:
+    if isinstance(held, _jax.CustomVjp):
         num_consts = held.num_consts
     operands = [v.aval for v in eqn.invars]
     results = [v.aval for v in eqn.outvars]

@@ -55,7 +55,6 @@ applied to each kind by itself, and the results are added (:func:`_cases_of`, :f
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import jax
@@ -79,7 +78,7 @@ from xmap_compat.core.structured.callables import (
     positional_zero,
     staged_callable,
 )
-from xmap_compat.core.values import NamedValue, common, split, union_of_names
+from xmap_compat.core.values import NamedValue, common, names_of_each, split, union_of_names
 
 
 def cotangents_of_operands(
@@ -158,7 +157,8 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
     first = len(staged.operands) - len(case)
     if all(axes <= ct.names for ct in staged.operands[first:]):
         return staged.restore(evaluate_staged(ev, staged.jaxpr, staged.operands))
-    return _apply_where_once(_knowing_once(ev, axes), staged, first, axes, wanted)
+    knowing_once = ev.placing({**ev.view.placements, **once.placements_of_once(axes)})
+    return _apply_where_once(knowing_once, staged, first, axes, wanted)
 
 
 def _apply_where_once(ev, staged, first, axes, wanted):
@@ -170,7 +170,7 @@ def _apply_where_once(ev, staged, first, axes, wanted):
         cts = [_once_in(ev.view, ct, axes, divided) for ct in staged.operands[first:]]
         return [*staged.operands[:first], *cts]
 
-    inputs = [v.names for v in operands_divided_over(NONE)]
+    inputs = names_of_each(operands_divided_over(NONE))
     names = ev.checker.check(staged.jaxpr, inputs)
     both_ways = staged.restore([once.used_both_ways(n) for n in names])
     outs: dict[Names, list[NamedValue | None]] = {}
@@ -222,14 +222,6 @@ def _at_first_element(view, value, names):
         return value
     ordered = common(view.placements, names)
     return kept_where(view, value, ordered, lambda index: index == 0)
-
-
-def _knowing_once(ev: Evaluator, axes: Names) -> Evaluator:
-    """An evaluator for cotangents that exist once along these axes, which their names say."""
-    placements = {**ev.view.placements, **once.placements_of_once(axes)}
-    view = dataclasses.replace(ev.view, placements=placements)
-    checker = dataclasses.replace(ev.checker, placements=placements)
-    return dataclasses.replace(ev, view=view, checker=checker)
 
 
 def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
