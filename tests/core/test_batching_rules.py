@@ -216,7 +216,10 @@ def test_a_primitive_without_a_rule_is_computed_for_each_element(resources):
 @pytest.mark.parametrize("step", ["centred", "total", "sized", "cumulated"])
 def test_rules_of_a_custom_vmap_get_whole_axes(step, resources):
     """Values and gradients."""
-    loss = lambda mapped: lambda x, w: jnp.sum(jnp.sin(mapped(x, w)))
+
+    def loss(mapped):
+        return lambda x, w: jnp.sum(jnp.sin(mapped(x, w)))
+
     body = body_of([("in place", step), ("in place", "sine")])
     vmapped = jax.vmap(jax.vmap(body, (0, None)), (0, 0))
     fun = xmap(body, (["i", "j"], ["i"]), ["i", "j"], axis_resources=resources)

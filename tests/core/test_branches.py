@@ -78,7 +78,10 @@ def weights(a, b):
 def derivatives(mapped, a, b):
     """Values and gradients of the functions with a reverse mode; forward, and forward over reverse, of the others."""
     args = arguments(a, b)
-    loss = lambda f: lambda *args: (f(*args) * weights(a, b)).sum()
+
+    def loss(f):
+        return lambda *args: (f(*args) * weights(a, b)).sum()
+
     found = {}
     for name, branch in (NOT_DIFFERENTIABLE | ONLY_REVERSE).items():
         f = mapped(branching(branch))
@@ -100,7 +103,10 @@ def test_a_branch_that_is_not_taken_has_no_derivative(placement):
     expected = derivatives_by_vmap(a, b)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(expected))
     with mesh42():
-        mapped = lambda body: xmap(body, IN_AXES, OUT_AXES, axis_resources=resources)
+
+        def mapped(body):
+            return xmap(body, IN_AXES, OUT_AXES, axis_resources=resources)
+
         assert_near(jax.jit(lambda: derivatives(mapped, a, b))(), expected)
 
 
@@ -113,11 +119,17 @@ def over_b(z):
 
 def summing(part):
     """A function of z whose rule has a sum, that adds nothing, in one part of it."""
-    nothing = lambda z, where: 0 * over_b(z) if where == part else 0.0
+
+    def nothing(z, where):
+        return 0 * over_b(z) if where == part else 0.0
+
     if part == "tangent":
         return with_tangent(lambda z: 1.5 * z, lambda z, t: 1.5 * t + nothing(t, "tangent"))
     f = jax.custom_vjp(lambda z: 1.5 * z + nothing(z, "function"))
-    forward = lambda z: (1.5 * z + nothing(z, "function"), nothing(z, "forward"))
+
+    def forward(z):
+        return (1.5 * z + nothing(z, "function"), nothing(z, "forward"))
+
     f.defvjp(forward, lambda res, ct: (1.5 * ct + res * ct + nothing(ct, "backward"),))
     return f
 
@@ -195,7 +207,10 @@ def some_rows_taken(a, b):
 
 def of_collectives(functions, a, b):
     x, direction = some_rows_taken(a, b), weights(a, b)
-    gradient = lambda f: jax.grad(lambda x: (f(x) * direction).sum())
+
+    def gradient(f):
+        return jax.grad(lambda x: (f(x) * direction).sum())
+
     return {
         name: (f(x), gradient(f)(x), jax.jvp(gradient(f), (x,), (direction,))[1])
         for name, f in functions.items()
@@ -236,7 +251,10 @@ def test_a_rule_in_a_branch_sums_once_over_an_axis_that_its_operand_does_not_var
     a, b, resources = PLACEMENTS[placement]
     x, u, _ = arguments(a, b)
     taken, factors = x[..., 0] > 0, x[..., 1]
-    body = lambda u, taken, c: c * lax.cond(taken, lambda u: 3 * copied(u), lambda u: u, u)
+
+    def body(u, taken, c):
+        return c * lax.cond(taken, lambda u: 3 * copied(u), lambda u: u, u)
+
     mapped = xmap(body, ({0: "a"}, OUT_AXES, OUT_AXES), OUT_AXES, axis_resources=resources)
     with mesh42():
         gradient = jax.grad(lambda u: mapped(u, taken, factors).sum())(u)
@@ -256,7 +274,9 @@ def primitives(function, *args):
 
 
 def differing_on_devices(branch):
-    body = lambda v, w: lax.cond(v > 0, lambda: branch(v, w), lambda: jnp.sin(v))
+    def body(v, w):
+        return lax.cond(v > 0, lambda: branch(v, w), lambda: jnp.sin(v))
+
     mapped = xmap(body, (["b"], []), ["b"], axis_resources={"b": "x"})
     return jax.grad(lambda v, w: mapped(v, w).sum(), (0, 1))
 
@@ -319,10 +339,13 @@ def test_values_are_computed_without_asking_who_takes_a_branch():
 
 def test_devices_leave_a_loop_together_if_only_a_tangent_has_a_collective():
     f = with_tangent(lambda z: 1.5 * z, lambda z, t: over_b(t))
-    turns = lambda: lax.axis_index("b")
-    body = lambda z: lax.while_loop(
-        lambda s: s[0] < turns(), lambda s: (s[0] + 1, f(s[1])), (0, z)
-    )[1]
+
+    def turns():
+        return lax.axis_index("b")
+
+    def body(z):
+        return lax.while_loop(lambda s: s[0] < turns(), lambda s: (s[0] + 1, f(s[1])), (0, z))[1]
+
     tangent = np.arange(4, dtype=np.float32)
     for turn in range(3):
         tangent = np.where(turn < np.arange(4), tangent.sum(), tangent)

@@ -557,7 +557,10 @@ def test_every_rule_has_a_case():
         name: np.ones(positional(*FILLS_X), np.float32) for name, (_, positional) in SHAPES.items()
     }
     cases = [case for cases in FAMILIES.values() for case in cases]
-    body = lambda values: [case(JAX, values, FILLS_X) for case in cases]
+
+    def body(values):
+        return [case(JAX, values, FILLS_X) for case in cases]
+
     assert set(COLLECTIVES) <= primitives_of(
         jax.make_jaxpr(body, axis_env=list(zip("ab", FILLS_X)))(values)
     )
@@ -696,7 +699,9 @@ def test_equal_elements_that_change_places_are_equal(resources, mesh42):
 
 
 def test_a_reduction_in_groups_varies_over_the_axis():
-    body = lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])
+    def body(v):
+        return lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])
+
     with pytest.raises(TypeError, match="actually mapped along more axes"):
         xmap(body, ["i"], [])(np.ones(4, np.float32))
 

@@ -194,7 +194,10 @@ def test_a_cotangent_that_exists_once_beside_one_that_varies(rule, of_x, placeme
     """The elements' cotangents are 1, and so is the one of the total."""
     function = with_rule(product_and_total, rule)
     mapped = xmap(function, (["i"], []), (["i"], []), axis_resources=placement)
-    loss = lambda x, w: sum(map(jnp.sum, mapped(x, w)))
+
+    def loss(x, w):
+        return sum(map(jnp.sum, mapped(x, w)))
+
     with mesh():
         found = jax.grad(loss, argnums=(0, 1))(X, W)
     np.testing.assert_allclose(found[0], np.full(N, of_x * W))

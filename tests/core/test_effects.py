@@ -82,9 +82,10 @@ def in_a_vmap(call):
 
 def in_an_xmap(call):
     """Over an axis of two equal rows, which the outermost shard_map may split."""
-    inner = lambda *values: xmap(lambda k: call(*(v + 0 * k for v in values)), ["k"], ["k"])(
-        jnp.zeros(2)
-    )
+
+    def inner(*values):
+        return xmap(lambda k: call(*(v + 0 * k for v in values)), ["k"], ["k"])(jnp.zeros(2))
+
     return lambda *values: inner(*values).sum()
 
 
@@ -237,9 +238,11 @@ def test_copies_receive_the_result_bit_for_bit(dtype, resources):
         made.append(values)
         return values
 
-    body = lambda v: [
-        io_callback(host, jax.ShapeDtypeStruct((4,), dtype), *given) for given in [(v,), ()]
-    ]
+    def body(v):
+        return [
+            io_callback(host, jax.ShapeDtypeStruct((4,), dtype), *given) for given in [(v,), ()]
+        ]
+
     made: list = []
     with mesh42():
         each, shared = xmap(body, ["i"], [["i", ...], ["i", ...]], axis_resources=resources)(X)
@@ -324,9 +327,12 @@ def test_an_io_callback_that_not_all_elements_reach_is_refused_under_every_assig
 def test_an_io_callback_in_an_operation_that_jax_evaluates_is_refused(resources):
     """Each device would call."""
     host = Host()
-    body = lambda v: linear_call(
-        lambda w, u: u * io_callback(host, SCALAR, w), lambda w, ct: ct * w, v, v
-    )
+
+    def body(v):
+        return linear_call(
+            lambda w, u: u * io_callback(host, SCALAR, w), lambda w, ct: ct * w, v, v
+        )
+
     with (
         mesh42(),
         pytest.raises(NotImplementedError, match="`linear_call`, which has an io_callback at "),
@@ -338,8 +344,13 @@ def test_an_io_callback_in_an_operation_that_jax_evaluates_is_refused(resources)
 def test_the_remedy_of_that_refusal():
     """The predicate goes to Python with the value."""
     host = Host()
-    choose = lambda take, v: host(v) if take else np.float32(0)
-    body = lambda v: io_callback(choose, SCALAR, v > 4, v)
+
+    def choose(take, v):
+        return host(v) if take else np.float32(0)
+
+    def body(v):
+        return io_callback(choose, SCALAR, v > 4, v)
+
     for resources in list(RESOURCES.values())[:6]:
         host.told.clear()
         with mesh42():
@@ -412,7 +423,10 @@ def by_hand(body, resources):
     if not resources:
         return jax.vmap(body, axis_name="i")
     mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-    one = lambda v: jnp.reshape(body(v[0]), (1,))
+
+    def one(v):
+        return jnp.reshape(body(v[0]), (1,))
+
     return jax.shard_map(one, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
 
 

@@ -108,7 +108,10 @@ def everywhere(collective, u, batch_at):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_vmapped_collective_equals_a_loop_over_the_slices(family, batch_at):
     collectives = list(FAMILIES[family]())
-    body = lambda u: [everywhere(collective, u, batch_at) for collective in collectives]
+
+    def body(u):
+        return [everywhere(collective, u, batch_at) for collective in collectives]
+
     for looped, vmapped in xmap(body, ["i", "j", ...], ["i", "j", ...])(operand(batch_at)):
         for result in vmapped:
             np.testing.assert_allclose(result, looped, rtol=1e-4, atol=1e-5)
@@ -119,11 +122,17 @@ def test_gradients_of_vmapped_collectives_equal_those_of_a_loop(family):
     batch_at = 2
 
     def slopes(collective, u):
-        loss = lambda out: jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape))
-        looped = lambda u: loss(everywhere(collective, u, batch_at)[0])
+        def loss(out):
+            return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+
+        def looped(u):
+            return loss(everywhere(collective, u, batch_at)[0])
+
         return jax.grad(looped)(u), jax.grad(lambda u: loss(jax.vmap(collective, batch_at)(u)))(u)
 
-    body = lambda u: [slopes(collective, u) for collective in FAMILIES[family]()]
+    def body(u):
+        return [slopes(collective, u) for collective in FAMILIES[family]()]
+
     for expected, result in xmap(body, ["i", "j", ...], ["i", "j", ...])(operand(batch_at)):
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
@@ -155,7 +164,10 @@ def over_bound_axis(names):
 def test_a_collective_over_the_axis_of_a_vmap_equals_one_over_an_axis_of_the_xmap(names):
     collectives = list(over_bound_axis(names))
     x = np.random.default_rng(4).normal(size=(SIZE_I, SIZE_K, 12, 12)).astype(np.float32)
-    together = lambda z: [collective(z) for collective in collectives]
+
+    def together(z):
+        return [collective(z) for collective in collectives]
+
     expected = xmap(together, ["i", "k", ...], ["i", "k", ...])(x)
     for at in range(3):
         vmapped = xmap(
@@ -202,7 +214,10 @@ def test_a_vmapped_psum_scatter_is_right_under_every_assignment(shape, resources
 def test_what_jax_made_of_a_jitted_function_outside_is_not_used_inside():
     """JAX's cache would give a body the jitted function that JAX's own rule has vmapped, with another result."""
     scatter = jax.jit(lambda z: lax.psum_scatter(z, "i"))
-    columns = lambda u: jax.vmap(scatter, in_axes=1)(u)
+
+    def columns(u):
+        return jax.vmap(scatter, in_axes=1)(u)
+
     x = np.random.default_rng(0).normal(size=(4, 4, 4, 4, 4)).astype(np.float32)
     jax.vmap(columns, axis_name="i")(x)
     np.testing.assert_allclose(

@@ -58,19 +58,10 @@ def assert_no_mesh(fun=None):
 
 LAYOUTS = {
     "array": (SQUARE, ("x", "y"), SQUARE, ("x", "y")),
-    "list of names": (SQUARE, ["x", "y"], SQUARE, ("x", "y")),
     "nested lists": (SQUARE.tolist(), ("x", "y"), SQUARE, ("x", "y")),
     "list of devices": (list(DEVICES), ("x",), DEVICES, ("x",)),
     "single name": (DEVICES, "x", DEVICES, ("x",)),
-    "list and single name": (list(DEVICES), "batch", DEVICES, ("batch",)),
-    "single name in a list": (list(DEVICES), ["x"], DEVICES, ("x",)),
     "some devices in another order": (list(DEVICES[3:0:-1]), "x", DEVICES[3:0:-1], ("x",)),
-    "three axes": (
-        DEVICES.reshape(2, 2, 2),
-        ("x", "y", "z"),
-        DEVICES.reshape(2, 2, 2),
-        ("x", "y", "z"),
-    ),
     "one device": (DEVICES[:1], "x", DEVICES[:1], ("x",)),
 }
 
@@ -90,23 +81,15 @@ def test_the_context_gives_a_mesh_of_jax(make, devices, names, array, tuple_of_n
     assert ours.physical_mesh is expected
 
 
-def test_the_context_object_has_the_attributes_of_the_mesh():
-    ours, theirs = mesh(SQUARE, ("x", "y")), jax.sharding.Mesh(SQUARE, ("x", "y"))
-    assert (ours.axis_names, dict(ours.shape), ours.size) == (("x", "y"), {"x": 4, "y": 2}, 8)
-    np.testing.assert_array_equal(ours.devices, SQUARE)
-    assert ours == theirs
-    assert ours == Mesh(SQUARE, ("x", "y"))
-    assert hash(ours) == hash(Mesh(SQUARE, ("x", "y")))
-    assert ours != mesh(SQUARE, ("y", "x"))
-    assert repr(ours) == repr(theirs)
-    with pytest.raises(AttributeError):
-        _ = ours.nonsense
-
-
 # ------------------------------------------------------------- our mesh where JAX expects its own
 
-THEIR_MESH = lambda: jax.sharding.Mesh(SQUARE, ("x", "y"))
-DOUBLE = lambda x: 2 * x
+
+def THEIR_MESH():
+    return jax.sharding.Mesh(SQUARE, ("x", "y"))
+
+
+def DOUBLE(x):
+    return 2 * x
 
 
 def under_set_mesh(m):
@@ -117,21 +100,11 @@ def under_set_mesh(m):
 # What a program does with a mesh; its results by JAX's own mesh are the expected ones.
 USES_OF_A_MESH = {
     "device_put": lambda m: jax.device_put(X, NamedSharding(m, P("x"))),
-    "a jitted function of a sharded array": lambda m: jax.jit(DOUBLE)(
-        jax.device_put(X, NamedSharding(m, P("x", "y")))
-    ),
     "in_shardings": lambda m: jax.jit(DOUBLE, in_shardings=NamedSharding(m, P("x")))(X),
-    "out_shardings": lambda m: jax.jit(DOUBLE, out_shardings=NamedSharding(m, P(None, "y")))(X),
     "with_sharding_constraint": lambda m: jax.jit(
         lambda x: lax.with_sharding_constraint(x, NamedSharding(m, P(("x", "y"))))
     )(X),
     "shard_map": lambda m: jax.shard_map(DOUBLE, mesh=m, in_specs=P("x"), out_specs=P("x"))(X),
-    "shard_map under jit": lambda m: jax.jit(
-        jax.shard_map(lambda x: lax.psum(x, "x"), mesh=m, in_specs=P("x"), out_specs=P())
-    )(jax.device_put(X, NamedSharding(THEIR_MESH(), P("x")))),
-    "shard_map of an array on JAX's mesh": lambda m: jax.shard_map(
-        DOUBLE, mesh=m, in_specs=P("y"), out_specs=P("y")
-    )(jax.device_put(X, NamedSharding(THEIR_MESH(), P("y")))),
     "set_mesh": under_set_mesh,
     "make_array_from_callback": lambda m: jax.make_array_from_callback(
         X.shape, NamedSharding(m, P("x")), lambda index: X[index]
@@ -143,11 +116,6 @@ USES_OF_A_MESH = {
     "arrays on both meshes": lambda m: (
         jax.device_put(X, NamedSharding(m, P("x")))
         + jax.device_put(X, NamedSharding(THEIR_MESH(), P("x")))
-    ),
-    "eval_shape of a sharded type": lambda m: (
-        jax.jit(DOUBLE, in_shardings=NamedSharding(m, P("x")))
-        .lower(jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(m, P("x"))))
-        .compile()(X)
     ),
     "its parts": lambda m: (
         m.devices,
@@ -180,6 +148,7 @@ def test_our_mesh_equals_jaxs_both_ways():
     assert ours == theirs
     assert theirs == ours
     assert hash(ours) == hash(theirs)
+    assert repr(ours) == repr(theirs)
     assert {ours: 1}[theirs] == {theirs: 1}[ours] == 1
     assert NamedSharding(ours, P("x")) == NamedSharding(theirs, P("x"))
     assert NamedSharding(theirs, P("x")) == NamedSharding(ours, P("x"))
@@ -358,10 +327,6 @@ def test_a_mesh_decorates_functions(make):
     assert (run.__name__, run.__doc__) == ("run", "Centre and scale.")
 
 
-def test_a_mesh_decorates_an_xmapped_function():
-    np.testing.assert_allclose(mesh(DEVICES, "x")(centre())(X), CENTRED)
-
-
 def test_a_mesh_can_be_entered_inside_a_jitted_function():
     @jax.jit
     def fun(x):
@@ -444,7 +409,10 @@ def test_meshes_entered_by_jax_are_seen(placement, spec, context):
 )
 def test_a_function_follows_set_mesh_to_other_devices(wrap, axis_type):
     """jit's cache knows of the mesh of set_mesh no devices, only names and sizes."""
-    with_constant = lambda v: v - lax.pmean(v + X[0], "i")
+
+    def with_constant(v):
+        return v - lax.pmean(v + X[0], "i")
+
     rows = ["i", ...]
     fun, closed = wrap(centre()), wrap(xmap(with_constant, rows, rows, axis_resources={"i": "x"}))
     expected = [
@@ -544,7 +512,10 @@ def test_a_loop_and_a_mesh_axis_of_one_name(context):
             use(np.arange(8.0))
 
 
-LINE = lambda: mesh(DEVICES, "x")
+def LINE():
+    return mesh(DEVICES, "x")
+
+
 NESTED = {
     "ours in with Mesh": (THEIRS["with Mesh"], LINE),
     "ours in set_mesh Auto": (THEIRS["set_mesh Auto"], LINE),
@@ -606,9 +577,19 @@ def test_our_mesh_leaves_other_programs_alone():
 
 # ------------------------------------------------------- arrays committed to devices
 
-ONE_DEVICE = lambda k, x=X: jax.device_put(x, DEVICES[k])
-ON_THE_MESH = lambda: jax.device_put(X, NamedSharding(mesh(SQUARE, ("x", "y")), P("x")))
-ON_ANOTHER_MESH = lambda: jax.device_put(X, NamedSharding(mesh(DEVICES[:2], "x"), P("x")))
+
+def ONE_DEVICE(k, x=X):
+    return jax.device_put(x, DEVICES[k])
+
+
+def ON_THE_MESH():
+    return jax.device_put(X, NamedSharding(mesh(SQUARE, ("x", "y")), P("x")))
+
+
+def ON_ANOTHER_MESH():
+    return jax.device_put(X, NamedSharding(mesh(DEVICES[:2], "x"), P("x")))
+
+
 ROWS = ["i", ...]
 
 
@@ -762,7 +743,10 @@ def changing(context, inner=()):
     return body
 
 
-SQUARE_MESH = lambda: mesh(SQUARE, ("x", "y"))
+def SQUARE_MESH():
+    return mesh(SQUARE, ("x", "y"))
+
+
 OUTSIDE = {
     "no mesh": (contextlib.nullcontext, ()),
     "a mesh": (SQUARE_MESH, ()),

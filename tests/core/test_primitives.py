@@ -184,28 +184,6 @@ def test_a_batching_rule_may_give_a_result_without_the_axis(resources, mesh42):
             fun(x)
 
 
-def largest_from(x, start):
-    """The initial value differs between elements, for which JAX (to 0.12) has no batching rule."""
-    return lax.reduce(x, start, lambda a, b: jnp.maximum(a, b), (0,))
-
-
-@pytest.mark.parametrize(
-    "resources", [{}, {"a": "x"}, {"a": ("y", "x"), "b": SerialLoop(3)}, {"b": "x"}], ids=str
-)
-def test_an_operation_that_jax_does_not_map_is_computed_for_one_element_after_another(
-    resources, rng, mesh42
-):
-    x, start = (
-        rng.normal(size=(8, 12, 5)).astype(np.float32),
-        rng.normal(size=(12,)).astype(np.float32),
-    )
-    with mesh42:
-        result = xmap(largest_from, (["a", "b", ...], ["b"]), ["b", "a"], axis_resources=resources)(
-            x, start
-        )
-    np.testing.assert_array_equal(result, np.maximum(x.max(2), start).T)
-
-
 @pytest.mark.parametrize("resources", [{}, {"a": "x"}, {"a": ("x", "y")}], ids=str)
 @pytest.mark.parametrize("factor", [["a", ...], {}], ids=str)
 def test_updates_of_cholesky_factors(resources, factor, rng, mesh42):
@@ -277,12 +255,16 @@ def of_another_library():
 @pytest.mark.parametrize("resources", [{}, {"a": "x"}, {"a": ("y", "x")}], ids=str)
 def test_gradients_of_sparse_products(resources, rng, mesh42):
     rows, entries = floats(rng, (8, 3)), np.array([1, 2, 3], np.float32)
-    loss = lambda mapped: lambda *args: jnp.sum(jnp.cos(mapped(*args)))
+
+    def loss(mapped):
+        return lambda *args: jnp.sum(jnp.cos(mapped(*args)))
+
     expected = jax.grad(loss(jax.vmap(dense_product, (0, None))), (0, 1))(rows, entries)
     mapped = xmap(sparse_product, (["a", ...], {}), ["a", ...], axis_resources=resources)
-    slopes = lambda row, entries: jax.grad(lambda *args: jnp.sum(jnp.cos(sparse_product(*args))))(
-        row, entries
-    )
+
+    def slopes(row, entries):
+        return jax.grad(lambda *args: jnp.sum(jnp.cos(sparse_product(*args))))(row, entries)
+
     with mesh42:
         result = jax.grad(loss(mapped), (0, 1))(rows, entries)
         inside = xmap(slopes, (["a", ...], {}), ["a", ...], axis_resources=resources)(rows, entries)

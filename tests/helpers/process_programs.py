@@ -290,7 +290,10 @@ def brought_otherwise(process):
 GRADIENTS = [{"i": "x"}, {"i": "x", "j": "y"}, {"i": "y", "k": "x"}, {"i": ("y", "x")}]
 
 for placement in ["x", "y", ("x", "y"), ("y", "x")]:
-    expected = lambda: {name: whole() for name, (_, _, whole) in COLLECTIVES.items()}
+
+    def expected():
+        return {name: whole() for name, (_, _, whole) in COLLECTIVES.items()}
+
     PROGRAMS[f"collectives over {placement}"] = (
         functools.partial(collectives, placement=placement),
         expected,
@@ -350,9 +353,13 @@ def run_programs(index, count, quickly):
 
 def shards_of(array):
     """``(shape, [(bounds, data), ...])``: the shape of the whole, and the parts that lie here."""
-    bounds = lambda index: tuple(
-        (k.start or 0, size if k.stop is None else k.stop) for k, size in zip(index, array.shape)
-    )
+
+    def bounds(index):
+        return tuple(
+            (k.start or 0, size if k.stop is None else k.stop)
+            for k, size in zip(index, array.shape)
+        )
+
     return array.shape, [(bounds(s.index), np.asarray(s.data)) for s in array.addressable_shards]
 
 
