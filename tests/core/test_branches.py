@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42, vmapped
+from tables import expressions
 
 from xmap_compat import _jax, xmap
 
@@ -44,27 +45,43 @@ of_a_table = with_cotangent(
     lambda z: jnp.sin(z * TABLE).sum(), lambda z, ct: (jnp.cos(z * TABLE) * TABLE).sum() * ct / 2
 )
 
-NOT_DIFFERENTIABLE = {
-    "relu": lambda z: jax.nn.relu(jnp.sqrt(z)),
-    "relu6": lambda z: jnp.log(z) * jax.nn.relu6(z),
-    "softplus": lambda z: jax.nn.softplus(jnp.sqrt(z)),
-    "logaddexp": lambda z: jnp.logaddexp(jnp.log(z), 0.5),
-    "a rule in a rule": lambda z: half_tangent(jnp.sqrt(z)),
-    "in a scan": lambda z: lax.scan(
-        lambda c, t: (half_tangent(jnp.sqrt(c)) * t, None), z, jnp.arange(1.0, 3)
-    )[0],
-    "in a jit": jax.jit(lambda z: jax.jit(jax.nn.relu)(jnp.sqrt(z))),
-    "in a remat": jax.checkpoint(lambda z: jnp.sin(jax.nn.relu(jnp.sqrt(z)))),
-    "in a branch": lambda z: lax.cond(z < 1, lambda z: jax.nn.relu(jnp.sqrt(z)), jnp.log, z),
-    "in a vmap": lambda z: jax.vmap(lambda c: jax.nn.relu(jnp.sqrt(z * c)))(
-        jnp.arange(1.0, 3)
-    ).sum(),
-}
-ONLY_REVERSE = {
-    "cotangent": lambda z: half_cotangent(jnp.sqrt(z)),
-    "cotangent of what closes over an array": lambda z: of_a_table(jnp.sqrt(z)),
-    "cotangent in a remat": jax.checkpoint(lambda z: half_cotangent(jnp.sqrt(z))),
-}
+
+def in_a_scan(z):
+    def step(carry, t):
+        return half_tangent(jnp.sqrt(carry)) * t, None
+
+    return lax.scan(step, z, jnp.arange(1.0, 3))[0]
+
+
+def in_a_vmap(z):
+    return jax.vmap(lambda c: jax.nn.relu(jnp.sqrt(z * c)))(jnp.arange(1.0, 3)).sum()
+
+
+NOT_DIFFERENTIABLE = expressions(
+    """
+relu: jax.nn.relu(jnp.sqrt(z))
+relu6: jnp.log(z) * jax.nn.relu6(z)
+softplus: jax.nn.softplus(jnp.sqrt(z))
+logaddexp: jnp.logaddexp(jnp.log(z), 0.5)
+a rule in a rule: half_tangent(jnp.sqrt(z))
+in a scan: in_a_scan(z)
+in a jit: jax.jit(lambda z: jax.jit(jax.nn.relu)(jnp.sqrt(z)))(z)
+in a remat: jax.checkpoint(lambda z: jnp.sin(jax.nn.relu(jnp.sqrt(z))))(z)
+in a branch: lax.cond(z < 1, lambda z: jax.nn.relu(jnp.sqrt(z)), jnp.log, z)
+in a vmap: in_a_vmap(z)
+""",
+    "z",
+    globals(),
+)
+ONLY_REVERSE = expressions(
+    """
+cotangent: half_cotangent(jnp.sqrt(z))
+cotangent of what closes over an array: of_a_table(jnp.sqrt(z))
+cotangent in a remat: jax.checkpoint(lambda z: half_cotangent(jnp.sqrt(z)))(z)
+""",
+    "z",
+    globals(),
+)
 
 
 def branching(branch):
@@ -134,66 +151,66 @@ def summing(part):
     return f
 
 
-# name: the branch of z; by hand of all z[a, b], of those that reach someone who takes it, and of those that take it.
-COLLECTIVES = {
-    "after the sum": (
-        lambda z: over_b(z) * jnp.sqrt(z),
-        lambda z, met, own: z.sum(1, keepdims=True) * jnp.sqrt(own),
-    ),
-    "before the sum": (
-        lambda z: over_b(jnp.sqrt(jnp.abs(z) - 0.1)),
-        lambda z, met, own: jnp.sqrt(jnp.abs(met) - 0.1).sum(1, keepdims=True),
-    ),
-    "with a rule": (
-        lambda z: jax.nn.relu(9 + over_b(z)) * jax.nn.softplus(jnp.sqrt(z)),
-        lambda z, met, own: (9 + z.sum(1, keepdims=True)) * jax.nn.softplus(jnp.sqrt(own)),
-    ),
-    "in a jit in a remat": (
-        jax.checkpoint(jax.jit(lambda z: jnp.sin(over_b(z)) * jnp.sqrt(z))),
-        lambda z, met, own: jnp.sin(z.sum(1, keepdims=True)) * jnp.sqrt(own),
-    ),
-    "in a branch": (
-        lambda z: lax.cond(
-            z < 1, lambda z: over_b(z) * jnp.sqrt(z), lambda z: lax.pmean(z, "b") * jnp.log(z), z
-        ),
-        lambda z, met, own: (
-            z.sum(1, keepdims=True) * jnp.where(own < 1, jnp.sqrt(own), jnp.log(own) / z.shape[1])
-        ),
-    ),
-    "two after each other": (
-        lambda z: over_b(jnp.sin(over_b(z)) * z) * jnp.sqrt(z),
-        lambda z, met, own: (
-            jnp.sin(z.sum(1, keepdims=True)) * z.sum(1, keepdims=True) * jnp.sqrt(own)
-        ),
-    ),
-    "over an axis along which all agree": (
-        lambda z: lax.cond(lax.pmax(z, "b") > 99, lambda z: over_b(jnp.sqrt(z - 2)), jnp.sin, z),
-        lambda z, met, own: jnp.sin(own),
-    ),
-    "in a tangent": (
-        lambda z: jnp.sqrt(summing("tangent")(z)),
-        lambda z, met, own: jnp.sqrt(1.5 * own),
-    ),
-    "in a function": (
-        lambda z: jnp.sqrt(summing("function")(z)),
-        lambda z, met, own: jnp.sqrt(1.5 * own),
-    ),
-    "in a forward rule": (
-        lambda z: jnp.sqrt(summing("forward")(z)),
-        lambda z, met, own: jnp.sqrt(1.5 * own),
-    ),
-    "in a backward rule": (
-        lambda z: jnp.sqrt(summing("backward")(z)),
-        lambda z, met, own: jnp.sqrt(1.5 * own),
-    ),
-}
+def either(z):
+    def below(z):
+        return over_b(z) * jnp.sqrt(z)
+
+    def above(z):
+        return lax.pmean(z, "b") * jnp.log(z)
+
+    return lax.cond(z < 1, below, above, z)
+
+
+# The branch of z.
+COLLECTIVES = expressions(
+    """
+after the sum: over_b(z) * jnp.sqrt(z)
+before the sum: over_b(jnp.sqrt(jnp.abs(z) - 0.1))
+with a rule: jax.nn.relu(9 + over_b(z)) * jax.nn.softplus(jnp.sqrt(z))
+in a jit in a remat: jax.checkpoint(jax.jit(lambda z: jnp.sin(over_b(z)) * jnp.sqrt(z)))(z)
+in a branch: either(z)
+two after each other: over_b(jnp.sin(over_b(z)) * z) * jnp.sqrt(z)
+where all agree: lax.cond(lax.pmax(z, "b") > 99, lambda z: over_b(jnp.sqrt(z - 2)), jnp.sin, z)
+in a tangent: jnp.sqrt(summing("tangent")(z))
+in a function: jnp.sqrt(summing("function")(z))
+in a forward rule: jnp.sqrt(summing("forward")(z))
+in a backward rule: jnp.sqrt(summing("backward")(z))
+""",
+    "z",
+    globals(),
+)
+
+
+def total(z):
+    return z.sum(1, keepdims=True)
+
+
+# The same by hand: z[a, b] of all, of those that reach someone who takes it, and of those that take it.
+BY_HAND = expressions(
+    """
+after the sum: total(z) * jnp.sqrt(taken)
+before the sum: total(jnp.sqrt(jnp.abs(reaching) - 0.1))
+with a rule: (9 + total(z)) * jax.nn.softplus(jnp.sqrt(taken))
+in a jit in a remat: jnp.sin(total(z)) * jnp.sqrt(taken)
+in a branch: total(z) * jnp.where(taken < 1, jnp.sqrt(taken), jnp.log(taken) / z.shape[1])
+two after each other: jnp.sin(total(z)) * total(z) * jnp.sqrt(taken)
+where all agree: jnp.sin(taken)
+in a tangent: jnp.sqrt(1.5 * taken)
+in a function: jnp.sqrt(1.5 * taken)
+in a forward rule: jnp.sqrt(1.5 * taken)
+in a backward rule: jnp.sqrt(1.5 * taken)
+""",
+    "z, reaching, taken",
+    globals(),
+)
 
 
 def by_hand(positional):
     def function(x):
-        taken = x > 0
-        met, own = (jnp.where(t, x, 1.0) for t in (taken.any(1, keepdims=True), taken))
-        return jnp.where(taken, positional(x, met, own), 3 * x)
+        takes = x > 0
+        reaching = jnp.where(takes.any(1, keepdims=True), x, 1.0)
+        taken = jnp.where(takes, x, 1.0)
+        return jnp.where(takes, positional(x, reaching, taken), 3 * x)
 
     return function
 
@@ -224,20 +241,18 @@ def test_in_a_branch_with_a_collective_each_element_has_the_derivative_of_what_i
 ):
     """Elements in whose row nobody takes the branch have none, even where what they contribute has no derivative."""
     a, b, resources = PLACEMENTS[placement]
-    expected = jax.jit(
-        lambda: of_collectives({n: by_hand(p) for n, (_, p) in COLLECTIVES.items()}, a, b)
-    )()
+    positional = {name: by_hand(function) for name, function in BY_HAND.items()}
+    expected = jax.jit(lambda: of_collectives(positional, a, b))()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(expected))
+
+    def mapped(branch):
+        def body(z):
+            return lax.cond(z > 0, branch, lambda z: 3 * z, z)
+
+        return xmap(body, OUT_AXES, OUT_AXES, axis_resources=resources)
+
+    functions = {name: mapped(branch) for name, branch in COLLECTIVES.items()}
     with mesh42():
-        functions = {
-            name: xmap(
-                lambda z, branch=branch: lax.cond(z > 0, branch, lambda z: 3 * z, z),
-                {0: "a", 1: "b"},
-                OUT_AXES,
-                axis_resources=resources,
-            )
-            for name, (branch, _) in COLLECTIVES.items()
-        }
         assert_near(jax.jit(lambda: of_collectives(functions, a, b))(), expected)
 
 

@@ -5,10 +5,12 @@ device puts in, and which devices take part.  They are compared with what must c
 each element lies; gradients of gathers are compared with hand-written ``jax.shard_map`` programs.
 """
 
+import functools
 import re
 from collections import Counter
 from typing import Any
 
+import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 from compiled import Transfer, groups_over, replica_groups, transfers
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from tables import expressions
 
 import xmap_compat
 from xmap_compat import pdot, xmap
@@ -87,14 +90,18 @@ over_axes = pytest.mark.parametrize(
 
 # ------------------------------------------------------------------------------- reductions
 
-REDUCTIONS = {
-    "psum": lambda v, axis: lax.psum(v, axis),
-    "pmean": lambda v, axis: lax.pmean(v, axis),
-    "pmax": lambda v, axis: lax.pmax(v, axis),
-    "pmin": lambda v, axis: lax.pmin(v, axis),
-    "jnp.sum": lambda v, axis: jnp.sum(v, axis=axis),
-    "pbroadcast": lambda v, axis: lax.pbroadcast(v, axis, 3),
-}
+REDUCTIONS = expressions(
+    """
+psum: lax.psum(v, "a")
+pmean: lax.pmean(v, "a")
+pmax: lax.pmax(v, "a")
+pmin: lax.pmin(v, "a")
+jnp.sum: jnp.sum(v, axis="a")
+pbroadcast: lax.pbroadcast(v, "a", 3)
+""",
+    "v",
+    globals(),
+)
 
 
 @pytest.mark.sampled
@@ -102,7 +109,7 @@ REDUCTIONS = {
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_a_reduction_is_one_all_reduce_of_what_is_left(name, resources):
     """In groups of the axis' own mesh axes: what is split over others stays where it is."""
-    hlo = compiled(lambda v: REDUCTIONS[name](v, "a"), resources, keep="b")
+    hlo = compiled(REDUCTIONS[name], resources, keep="b")
     left = per_device(resources, of="b")
     assert transfers(hlo) == [
         Transfer("all-reduce", left, groups_over(mesh_axes_of(resources, "a")))
@@ -317,22 +324,26 @@ def dots(hlo):
 
 # ------------------------------------------------------------------------- nothing to communicate
 
-CONSTANT = {
-    "psum": lambda v: lax.psum(v, "a"),
-    "pmean": lambda v: lax.pmean(v, "a"),
-    "pmax": lambda v: lax.pmax(v, "a"),
-    "jnp.var": lambda v: jnp.var(v, axis="a"),
-    "softmax": lambda v: jax.nn.softmax(v, axis="a"),
-    "all_gather": lambda v: lax.all_gather(v, "a"),
-    "pbroadcast": lambda v: lax.pbroadcast(v, "a", 3),
-    "pdot": lambda v: pdot(v, v, "a", pos_contract=((0,), (0,))),
-    "axis_index": lambda v: v * lax.axis_index("a"),
-    "rotation": lambda v: lax.ppermute(v, "a", rotation(A, 1)),
-    "chain": lambda v: lax.ppermute(v, "a", PERMUTATIONS["chain"]),
-    "pshuffle": lambda v: lax.pshuffle(v, "a", [t for _, t in PERMUTATIONS["shuffle"]]),
-    "psum_scatter": lambda v: lax.psum_scatter(v, "a", scatter_dimension=1),
-    "all_to_all": lambda v: lax.all_to_all(v, "a", 1, 0),
-}
+CONSTANT = expressions(
+    """
+psum: lax.psum(v, "a")
+pmean: lax.pmean(v, "a")
+pmax: lax.pmax(v, "a")
+jnp.var: jnp.var(v, axis="a")
+softmax: jax.nn.softmax(v, axis="a")
+all_gather: lax.all_gather(v, "a")
+pbroadcast: lax.pbroadcast(v, "a", 3)
+pdot: pdot(v, v, "a", pos_contract=((0,), (0,)))
+axis_index: v * lax.axis_index("a")
+rotation: lax.ppermute(v, "a", rotation(A, 1))
+chain: lax.ppermute(v, "a", PERMUTATIONS["chain"])
+pshuffle: lax.pshuffle(v, "a", [target for _, target in PERMUTATIONS["shuffle"]])
+psum_scatter: lax.psum_scatter(v, "a", scatter_dimension=1)
+all_to_all: lax.all_to_all(v, "a", 1, 0)
+""",
+    "v",
+    globals(),
+)
 
 
 @pytest.mark.sampled
@@ -431,6 +442,9 @@ ROWS = np.cos(np.arange(16 * 4, dtype=np.float32)).reshape(16, 4)
 BATCH = np.sin(np.arange(16 * 3 * 16, dtype=np.float32)).reshape(16, 3, 16) / 4
 
 
+assert_close = functools.partial(comparing.assert_close, rtol=2e-3, atol=2e-3)
+
+
 def gradient_by_names(loss, resources, names=("i", "i")):
     """The gradient of a loss over two arrays, each mapped along one axis."""
     rows, batch = names
@@ -476,11 +490,7 @@ def test_the_gradient_of_a_gathered_weight_is_one_reduce_scatter(name, axes):
     expected = gradient_by_names(loss, {})(ROWS, BATCH)
     with MESH:
         for result in (gradient(ROWS, BATCH), other(ROWS, BATCH)):
-            jax.tree.map(
-                lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4),
-                result,
-                expected,
-            )
+            assert_close(result, expected)
 
 
 @jax.custom_vjp
@@ -563,9 +573,7 @@ def test_what_is_gathered_and_used_otherwise_is_summed_where_it_meets_what_varie
     with MESH:
         result = gradient(ROWS, BATCH)
     expected = gradient_by_names(loss, {})(ROWS, BATCH)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), result, expected
-    )
+    assert_close(result, expected)
 
 
 def test_what_is_gathered_and_shrunk_is_summed_small():
@@ -586,9 +594,7 @@ def test_what_is_gathered_and_met_by_a_larger_one_is_scattered(axes):
     with MESH:
         result = gradient(ROWS, BATCH)
     expected = gradient_by_names(met_by_a_larger_one, {})(ROWS, BATCH)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), result, expected
-    )
+    assert_close(result, expected)
 
 
 def test_groups_are_scattered_to_where_they_came_from():
@@ -601,11 +607,7 @@ def test_groups_are_scattered_to_where_they_came_from():
     assert {t.kind for t in moved(gradient)} == {"all-gather", "reduce-scatter"}
     expected = gradient_by_names(loss, {})(ROWS, BATCH)
     with MESH:
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
-            gradient(ROWS, BATCH),
-            expected,
-        )
+        assert_close(gradient(ROWS, BATCH), expected)
 
 
 def test_the_result_of_a_nested_xmap_is_scattered():

@@ -4,7 +4,9 @@ Every primitive that has a direct rule is evaluated on operands whose named dime
 places, vary over different axes, or are missing; the oracle nests ``jax.vmap``.
 """
 
+import ast
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from jax import lax
 from jax.experimental import sparse
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from tables import expressions
 
 from xmap_compat import SerialLoop, xmap
 from xmap_compat.core.rules.ordinary import DIRECT
@@ -26,8 +29,7 @@ log log1p logistic neg round rsqrt sign sin sinh sqrt square tan tanh
 """
 BINARY = "add atan2 div eq ge gt igamma igammac le lt max min mul ne nextafter pow rem sub"
 INTEGER_BINARY = "and or xor shift_left shift_right_arithmetic shift_right_logical"
-LAX_NAMES = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not": "bitwise_not"}
-LAX_NAMES |= {"clz": "clz", "population_count": "population_count"}
+LAX_NAMES = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
 
 
 def lax_function(name):
@@ -46,50 +48,57 @@ def complexes(rng, shape):
     return (rng.normal(size=shape) + 1j * rng.normal(size=shape)).astype(np.complex64)
 
 
+# Each with the shapes of x, y and z, and what they are made of if not of floats.
+OF_SHAPES = expressions(
+    """
+not of integers (5,): lax.bitwise_not(x)
+clz of integers (5,): lax.clz(x)
+conj of complexes (5,): lax.conj(x)
+real of complexes (5,): lax.real(x)
+imag of complexes (5,): lax.imag(x)
+complex (5,) (5,): lax.complex(x, y)
+integer_pow (5,): lax.integer_pow(x, 3)
+convert_element_type (5,): x.astype(jnp.int32)
+reduce_precision (5,): lax.reduce_precision(x, 5, 4)
+copy (5,): jnp.copy(x)
+add_any (5,) (5,): jax.grad(lambda t: jnp.sum(t * x) + jnp.sum(t * y))(jnp.ones(5))
+select_n (5,) (5,) (5,): lax.select_n(x > 0.5, y, z)
+select_n by scalars () () (): lax.select_n(x > 0.5, y, z)
+select_n by a scalar () (5,) (5,): lax.select_n(x > 0.5, y, z)
+scalar literals (): jnp.where(x > 0.5, 2.0 * x, 1.0)
+clamp (5,) (5,) (5,): lax.clamp(x, y, z)
+clamp by scalars () (5,) (): lax.clamp(x, y, z)
+reduce_sum (5, 6, 7): lax.reduce_sum(x, (0, 2))
+reduce_prod (5, 6, 7): lax.reduce_prod(x, (1,))
+reduce_max (5, 6, 7): lax.reduce_max(x, (2, 0))
+reduce_min (5, 6, 7): lax.reduce_min(x, (0, 1, 2))
+reduce_and (5, 6): lax.reduce_and(x > 0.5, (0,))
+reduce_or (5, 6): lax.reduce_or(x > 0.5, (1,))
+reduce_xor (5, 6): lax.reduce_xor(x > 0.5, (1,))
+squeeze (1, 6, 1): lax.squeeze(x, (0, 2))
+slice (5, 6, 7): lax.slice(x, (1, 0, 2), (5, 3, 7))
+slice strided (5, 6, 7): lax.slice(x, (1, 0, 2), (5, 6, 7), (2, 3, 1))
+transpose (5, 6, 7): lax.transpose(x, (2, 0, 1))
+broadcast_in_dim (5, 6): lax.broadcast_in_dim(x, (5, 3, 6), (0, 2))
+dot_general (5, 6, 7) (3, 7, 5): lax.dot_general(x, y, (((2,), (1,)), ((0,), (2,))))
+""",
+    "x, y=None, z=None",
+    globals(),
+)
+
 # name -> (function of positional operands, positional shapes of the operands, how to make them)
-CASES = {
-    **{name: (lax_function(name), [(5,)], floats) for name in UNARY.split()},
-    **{name: (lax_function(name), [(5,), (5,)], floats) for name in BINARY.split()},
-    **{name: (lax_function(name), [(5,), (5,)], integers) for name in INTEGER_BINARY.split()},
-    "not": (lax.bitwise_not, [(5,)], integers),
-    "clz": (lax.clz, [(5,)], integers),
-    "conj": (lax.conj, [(5,)], complexes),
-    "real": (lax.real, [(5,)], complexes),
-    "imag": (lax.imag, [(5,)], complexes),
-    "complex": (lax.complex, [(5,), (5,)], floats),
-    "integer_pow": (lambda x: lax.integer_pow(x, 3), [(5,)], floats),
-    "convert_element_type": (lambda x: x.astype(jnp.int32), [(5,)], floats),
-    "reduce_precision": (lambda x: lax.reduce_precision(x, 5, 4), [(5,)], floats),
-    "copy": (jnp.copy, [(5,)], floats),
-    "add_any": (
-        lambda x, y: jax.grad(lambda t: jnp.sum(t * x) + jnp.sum(t * y))(jnp.ones(5)),
-        [(5,), (5,)],
-        floats,
-    ),
-    "select_n": (lambda x, y, z: lax.select_n(x > 0.5, y, z), [(5,), (5,), (5,)], floats),
-    "select_n of scalars": (lambda x, y, z: lax.select_n(x > 0.5, y, z), [(), (), ()], floats),
-    "select_n by a scalar": (lambda x, y, z: lax.select_n(x > 0.5, y, z), [(), (5,), (5,)], floats),
-    "scalar literals": (lambda x: jnp.where(x > 0.5, 2.0 * x, 1.0), [()], floats),
-    "clamp": (lambda x, y, z: lax.clamp(x, y, z), [(5,), (5,), (5,)], floats),
-    "clamp by scalars": (lambda x, y, z: lax.clamp(x, y, z), [(), (5,), ()], floats),
-    "reduce_sum": (lambda x: lax.reduce_sum(x, (0, 2)), [(5, 6, 7)], floats),
-    "reduce_prod": (lambda x: lax.reduce_prod(x, (1,)), [(5, 6, 7)], floats),
-    "reduce_max": (lambda x: lax.reduce_max(x, (2, 0)), [(5, 6, 7)], floats),
-    "reduce_min": (lambda x: lax.reduce_min(x, (0, 1, 2)), [(5, 6, 7)], floats),
-    "reduce_and": (lambda x: lax.reduce_and(x > 0.5, (0,)), [(5, 6)], floats),
-    "reduce_or": (lambda x: lax.reduce_or(x > 0.5, (1,)), [(5, 6)], floats),
-    "reduce_xor": (lambda x: lax.reduce_xor(x > 0.5, (1,)), [(5, 6)], floats),
-    "squeeze": (lambda x: lax.squeeze(x, (0, 2)), [(1, 6, 1)], floats),
-    "slice": (lambda x: lax.slice(x, (1, 0, 2), (5, 3, 7)), [(5, 6, 7)], floats),
-    "slice strided": (lambda x: lax.slice(x, (1, 0, 2), (5, 6, 7), (2, 3, 1)), [(5, 6, 7)], floats),
-    "transpose": (lambda x: lax.transpose(x, (2, 0, 1)), [(5, 6, 7)], floats),
-    "broadcast_in_dim": (lambda x: lax.broadcast_in_dim(x, (5, 3, 6), (0, 2)), [(5, 6)], floats),
-    "dot_general": (
-        lambda x, y: lax.dot_general(x, y, (((2,), (1,)), ((0,), (2,)))),
-        [(5, 6, 7), (3, 7, 5)],
-        floats,
-    ),
-}
+CASES = {}
+for name in UNARY.split():
+    CASES[name] = (lax_function(name), [(5,)], floats)
+for name in BINARY.split():
+    CASES[name] = (lax_function(name), [(5,), (5,)], floats)
+for name in INTEGER_BINARY.split():
+    CASES[name] = (lax_function(name), [(5,), (5,)], integers)
+for title, function in OF_SHAPES.items():
+    label, *_ = title.split(" (")
+    made = {"integers": integers, "complexes": complexes}.get(label.rpartition(" of ")[2], floats)
+    shapes = [ast.literal_eval(shape) for shape in re.findall(r"\(.*?\)", title)]
+    CASES[label] = (function, shapes, made)
 
 # For each operand the axes that it varies over, and where their dimensions go.
 NAMINGS = [

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tables import expressions
 
 from xmap_compat import SerialLoop, xmap
 
@@ -199,18 +200,22 @@ def test_scalars_are_traced(scalar):
 
 
 RING = [(k, (k + 1) % 8) for k in range(8)]
-WEAK_PROGRAMS = {
-    "where": lambda x, s: jnp.where(x > 2, 1.0, s),
-    "cond": lambda x, s: lax.cond(x > 2, lambda: s, lambda: x),
-    "scan": lambda x, s: lax.scan(lambda c, _: (c * 2.0, c), x, None, length=2),
-    "while": lambda x, s: lax.while_loop(lambda c: c < 3, lambda c: c + s, x),
-    "jit": lambda x, s: jax.jit(jnp.multiply)(x, s),
-    "grad": lambda x, s: jax.grad(lambda v: v * s)(x),
-    "sort": lambda x, s: jnp.sort(jnp.stack([x, s])),
-    "axis_index": lambda x, s: lax.axis_index("i") * s,
-    "ppermute": lambda x, s: lax.ppermute(x, "i", RING),
-    "all_gather": lambda x, s: lax.all_gather(x, "i"),
-}
+WEAK_PROGRAMS = expressions(
+    """
+where: jnp.where(x > 2, 1.0, s)
+cond: lax.cond(x > 2, lambda: s, lambda: x)
+scan: lax.scan(lambda c, _: (c * 2.0, c), x, None, length=2)
+while: lax.while_loop(lambda c: c < 3, lambda c: c + s, x)
+jit: jax.jit(jnp.multiply)(x, s)
+grad: jax.grad(lambda v: v * s)(x)
+sort: jnp.sort(jnp.stack([x, s]))
+axis_index: lax.axis_index("i") * s
+ppermute: lax.ppermute(x, "i", RING)
+all_gather: lax.all_gather(x, "i")
+""",
+    "x, s",
+    globals(),
+)
 
 
 @pytest.mark.sampled
