@@ -2,7 +2,8 @@
 
     python tests/mutants.py --record          which tests execute which lines: runs the quick tests
     python tests/mutants.py --sample 200      a random 200 of all edits
-    python tests/mutants.py --changed BASE    those of functions that differ from the commit BASE
+    python tests/mutants.py --changed BASE    those of functions that differ from the commit BASE,
+                                              at most 300, by chance
     python tests/mutants.py --named           those that have a reason (``named_mutants.py``)
     python tests/mutants.py --only TEXT       those whose name contains TEXT
     python tests/mutants.py --found FILE      those that a list says were found: none may survive
@@ -24,18 +25,23 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import gc
 import hashlib
+import io
+import itertools
 import json
 import multiprocessing
 import os
 import pathlib
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -49,9 +55,14 @@ SUBJECTS = [
     *("core", "_jax", "legacy", "braces.py", "einsum_spec.py", "random.py", "numpy.py", "lax.py"),
     *("api.py", "xmapped.py", "tools/leave", "tools/check", "tools/source"),
 ]
+MOST_CHANGED = 300  # ten minutes
+MOST_FILES = 12  # a file takes time to import
 MOST_TESTS = 80
-MOST_SECONDS = 15.0  # of the tests of an edit, as they were recorded
-TIMEOUT = 150.0
+AT_ONCE = 8
+FEW_LINES = 30
+SECONDS = 30.0  # after which no more tests are tried
+TOO_MANY_SECONDS = 60
+WAITING_SECONDS = 300.0
 FORK = multiprocessing.get_context("fork")
 
 
@@ -83,15 +94,18 @@ def swap(node: ast.AST) -> Edited:
         yield node, ast.BinOp(node.right, node.op, node.left)
     if isinstance(node, ast.Call) and len(node.args) >= 2 and not _starred(node.args[:2]):
         first, second, *others = node.args
-        yield node, ast.Call(node.func, [second, first, *others], node.keywords)
+        if ast.dump(first) != ast.dump(second):
+            yield node, ast.Call(node.func, [second, first, *others], node.keywords)
 
 
 def drop(node: ast.AST) -> Edited:
-    """A list, a tuple, a set, or a chain of ``and`` or ``or`` loses its last part."""
-    if isinstance(node, (ast.List, ast.Tuple, ast.Set)) and len(node.elts) >= 2 and _is_read(node):
-        fewer = copy.copy(node)
-        fewer.elts = node.elts[:-1]
-        yield node, fewer
+    """A list, a tuple or a set loses its last part, a chain of ``and`` or ``or`` one of them."""
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)) and _is_read(node):
+        is_index = any(isinstance(element, ast.Slice) for element in node.elts)
+        if len(node.elts) >= 2 and not is_index:
+            fewer = copy.copy(node)
+            fewer.elts = node.elts[:-1]
+            yield node, fewer
     if isinstance(node, ast.BoolOp):
         for left_out in range(len(node.values)):
             kept = [value for k, value in enumerate(node.values) if k != left_out]
@@ -179,11 +193,13 @@ class Edit:
       name: ``core/placement.py::place_axes::negate::3fa9c1``.
       place: first line and column, last line and column (bytes, as ``ast`` has them).
       text: what stands there afterwards.
+      found_by: the test that found it, if a list says so.
     """
 
     name: str
     place: tuple[int, int, int, int] = (0, 0, 0, 0)
     text: str = ""
+    found_by: str = ""
 
     @property
     def file(self) -> str:
@@ -278,18 +294,8 @@ def all_edits() -> list[Edit]:
     for path in subjects():
         file = path.relative_to(PACKAGE).as_posix()
         source = path.read_text()
-        for edit in edits_of(source, file):
-            if _compiles(made(source, edit)):
-                found.append(edit)
+        found += edits_of(source, file)
     return found
-
-
-def _compiles(source: str) -> bool:
-    try:
-        ast.parse(source)
-    except SyntaxError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------------------------ named
@@ -323,6 +329,11 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text))
 
 
+def parts_of(path: str) -> set[str]:
+    """``{"tools", "leave", "edits", "py"}`` of ``tools/leave_edits.py``."""
+    return set(re.findall(r"[a-z]+", path))
+
+
 # --------------------------------------------------------------------------------- choosing
 
 
@@ -335,8 +346,7 @@ def changed_since(base: str) -> list[Edit]:
         before = _functions_at(base, path)
         for name, function in functions(ast.parse(now)):
             if before.get(name) != ast.dump(function):
-                edits = edits_of_function(function, f"{file}::{name}")
-                chosen += [edit for edit in edits if _compiles(made(now, edit))]
+                chosen += edits_of_function(function, f"{file}::{name}")
     return chosen
 
 
@@ -357,7 +367,7 @@ def found_before(path: pathlib.Path, edits: list[Edit]) -> list[Edit]:
         name, _, test = line.partition("  ")
         edit = by_name.get(name, by_change.get(Edit(name).change))
         if edit is not None and not test.startswith("-"):
-            still_there.append(edit)
+            still_there.append(dataclasses.replace(edit, found_by=test))
     return still_there
 
 
@@ -394,8 +404,21 @@ class Reach:
             wanted |= 1 << line
         executed = self.lines.get(edit.file, {})
         found = [test for test, lines in executed.items() if lines & wanted]
+        if not found:
+            found = self.tests_elsewhere(edit)
         found.sort(key=lambda test: self.seconds[test] * self.size[test])
-        return spread(found, self.seconds)
+        return spread(found)
+
+    def tests_elsewhere(self, edit: Edit) -> list[str]:
+        """The tests that execute little of the package in their own process, perhaps much of it in
+        another one, and whose names have most words in common with the path of the edit.
+        """
+        common = {}
+        for test, size in self.size.items():
+            if size < FEW_LINES:
+                common[test] = len(parts_of(edit.file) & parts_of(test))
+        most = max(common.values(), default=0)
+        return [test for test, count in common.items() if count == most > 0]
 
     def lines_of(self, edit: Edit) -> range:
         """The lines of an edit's statement; those of its function, if the file has changed since,
@@ -423,20 +446,15 @@ def statement_at(source: str, place: tuple[int, int, int, int]) -> ast.stmt:
     return min(around, key=lambda node: node.end_lineno - node.lineno)
 
 
-def spread(tests: list[str], seconds: dict[str, float]) -> list[str]:
-    """The first test of each file in turn, as one file finds the same, while there is time."""
+def spread(tests: list[str]) -> list[str]:
+    """The first test of each file in turn, as tests of one file find the same."""
     by_file: dict[str, list[str]] = {}
     for test in tests:
         by_file.setdefault(test.partition("::")[0], []).append(test)
     chosen: list[str] = []
-    left = MOST_SECONDS
-    for depth in range(MOST_TESTS):
-        for test in [row[depth] for row in by_file.values() if len(row) > depth]:
-            left -= seconds[test]
-            if left < 0 or len(chosen) == MOST_TESTS:
-                return chosen
-            chosen.append(test)
-    return chosen
+    for row in itertools.zip_longest(*itertools.islice(by_file.values(), MOST_FILES)):
+        chosen += filter(None, row)
+    return chosen[:MOST_TESTS]
 
 
 def record() -> None:
@@ -476,9 +494,13 @@ class Workplace:
 
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
         set_up()
-        with warnings.catch_warnings(action="ignore"):
-            for name in ["jax.numpy", "hypothesis", "pytest"]:
-                __import__(name)
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
+            import hypothesis  # noqa: F401
+            import jax.numpy  # noqa: F401
+            import pytest
+
+            pytest.main(["--version", "--noconftest", "-c", os.devnull])  # imports its plugins
+        gc.freeze()
         # All files are compiled once: only an edited one is newer than its code.
         self.tests = set(self.forked(collected))
         sys.dont_write_bytecode = True
@@ -502,9 +524,9 @@ class Workplace:
         process.start()
         sender.close()
         try:
-            return receiver.recv() if receiver.poll(TIMEOUT) else f"no end in {TIMEOUT:.0f} s"
+            return receiver.recv() if receiver.poll(WAITING_SECONDS) else "the tests wait forever"
         except EOFError:
-            return "the process ended"
+            return "the process ended, or used too much time"
         finally:
             _kill_group(process.pid)
             process.join()
@@ -512,6 +534,7 @@ class Workplace:
 
 def _in_fork(sender, function, *args):
     os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (TOO_MANY_SECONDS, TOO_MANY_SECONDS))
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -556,11 +579,14 @@ def collected() -> tuple[str, ...]:
 
 
 def first_failure(tests: list[str]) -> str:
-    """A test that fails, or ``-``: a few tests are tried before all files are imported."""
-    for some in (tests[:8], tests[8:40], tests[40:]):
-        watcher, code = _watched("-x", *some) if some else (None, 0)
+    """A test that fails, or ``-``: a few at a time, as long as there is time."""
+    start = time.monotonic()
+    for first in range(0, len(tests), AT_ONCE):
+        watcher, code = _watched("-x", *tests[first : first + AT_ONCE])
         if code:
             return watcher.failed or f"pytest ended with {code}"
+        if time.monotonic() - start > SECONDS:
+            break
     return "-"
 
 
@@ -577,7 +603,10 @@ def reach(folder: str) -> Reach:
 
 
 def _try(folder: str, edit: Edit) -> str:
-    return workplace(folder).outcome(edit, reach(folder).tests_of(edit))
+    tests = reach(folder).tests_of(edit)
+    if edit.found_by in workplace(folder).tests:
+        tests.insert(0, edit.found_by)
+    return workplace(folder).outcome(edit, tests)
 
 
 def tried(edits: list[Edit], workers: int, keep: pathlib.Path | None) -> dict[str, str]:
@@ -587,10 +616,11 @@ def tried(edits: list[Edit], workers: int, keep: pathlib.Path | None) -> dict[st
         tempfile.TemporaryDirectory(prefix="mutants-") as folder,
         concurrent.futures.ProcessPoolExecutor(workers, FORK) as pool,
     ):
-        outcomes = pool.map(functools.partial(_try, folder), edits)
-        for edit, test in zip(edits, outcomes):
-            found[edit.name] = test
-            line = f"{edit.name}  {test}"
+        trials = {pool.submit(_try, folder, edit): edit.name for edit in edits}
+        for trial in concurrent.futures.as_completed(trials):
+            name = trials[trial]
+            found[name] = test = trial.result()
+            line = f"{name}  {test}"
             print(line, flush=True)
             if keep is not None:
                 with keep.open("a") as file:
@@ -608,14 +638,13 @@ def main() -> int:
     which.add_argument("--only", metavar="TEXT", help="those whose name contains TEXT")
     which.add_argument("--found", type=pathlib.Path, metavar="FILE", help="those found before")
     parser.add_argument("--seed", type=int, default=None, help="of the order; a new one each time")
-    parser.add_argument("--most", type=int, default=10**6, help="try at most so many")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--keep", type=pathlib.Path, help="a list; what it has is not tried again")
     options = parser.parse_args()
     if options.record:
         record()
         return 0
-    edits = selected(options)[: options.most]
+    edits = selected(options)
     if options.keep and options.keep.exists():
         known = {line.partition("  ")[0] for line in options.keep.read_text().splitlines()}
         edits = [edit for edit in edits if edit.name not in known]
@@ -628,7 +657,7 @@ def main() -> int:
 
 def selected(options: argparse.Namespace) -> list[Edit]:
     if options.changed:
-        return shuffled(changed_since(options.changed), options.seed)
+        return shuffled(changed_since(options.changed), options.seed)[:MOST_CHANGED]
     if options.named:
         return [edit for query in NAMED for edit in edits_found(query)]
     edits = all_edits()

@@ -3,7 +3,7 @@
 >>> import jax.numpy as jnp
 >>> from jax import lax
 >>> from xmap_compat import xmap
->>> centred = xmap(lambda x: x - lax.pmean(x, "batch"), in_axes=["batch", ...], out_axes=["batch", ...])
+>>> centred = xmap(lambda x: x - lax.pmean(x, "batch"), ["batch", ...], ["batch", ...])
 >>> centred(jnp.array([1.0, 2.0, 6.0])).tolist()
 [-2.0, -1.0, 3.0]
 
@@ -13,7 +13,7 @@ change no result of your program; ``install`` gives unmodified programs ``jax.ex
 back.
 
 Nothing is imported before it is used, so that a program under ``python -m xmap_compat`` or
-``install()`` can still set the environment variables that JAX reads at its own import.
+``install()`` can still set the environment variables that JAX reads when it is imported.
 """
 
 from __future__ import annotations

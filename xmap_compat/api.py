@@ -40,6 +40,10 @@ AxisSpec: TypeAlias = (
     | None
 )
 
+Sizes: TypeAlias = Mapping[AxisName, int] | None
+Resources: TypeAlias = Mapping[AxisName, Any] | None
+Positions: TypeAlias = int | Sequence[int]
+
 
 class _NotGiven:
     def __repr__(self) -> str:
@@ -55,9 +59,9 @@ def xmap(
     in_axes: AxisSpec,
     out_axes: AxisSpec,
     *,
-    axis_sizes: Mapping[AxisName, int] | None = None,
-    axis_resources: Mapping[AxisName, Any] | None = None,
-    donate_argnums: int | Sequence[int] = (),
+    axis_sizes: Sizes = None,
+    axis_resources: Resources = None,
+    donate_argnums: Positions = (),
     backend: str | None = None,
 ) -> Xmapped[P, R]: ...
 @overload
@@ -65,9 +69,9 @@ def xmap(
     *,
     in_axes: AxisSpec,
     out_axes: AxisSpec,
-    axis_sizes: Mapping[AxisName, int] | None = None,
-    axis_resources: Mapping[AxisName, Any] | None = None,
-    donate_argnums: int | Sequence[int] = (),
+    axis_sizes: Sizes = None,
+    axis_resources: Resources = None,
+    donate_argnums: Positions = (),
     backend: str | None = None,
 ) -> Callable[[Callable[P, R]], Xmapped[P, R]]: ...
 @_jax.api_boundary
@@ -76,9 +80,9 @@ def xmap(
     in_axes: Any = NOT_GIVEN,
     out_axes: Any = NOT_GIVEN,
     *,
-    axis_sizes: Mapping[AxisName, int] | None = None,
-    axis_resources: Mapping[AxisName, Any] | None = None,
-    donate_argnums: int | Sequence[int] = (),
+    axis_sizes: Sizes = None,
+    axis_resources: Resources = None,
+    donate_argnums: Positions = (),
     backend: str | None = None,
     **unknown: Any,
 ) -> Any:
@@ -142,20 +146,19 @@ def xmap(
     """
     if unknown:
         raise errors.unknown_keywords(unknown)
-    missing = [
-        name for name, spec in (("in_axes", in_axes), ("out_axes", out_axes)) if spec is NOT_GIVEN
-    ]
-    if missing and (fun is NOT_GIVEN or callable(fun)):
-        raise errors.missing_specs(missing)
-    if missing:
+    specs = {"in_axes": in_axes, "out_axes": out_axes}
+    missing = [name for name, spec in specs.items() if spec is NOT_GIVEN]
+    if missing and fun is not NOT_GIVEN and not callable(fun):
         raise _not_callable(fun)
+    if missing:
+        raise errors.missing_specs(missing)
 
-    options = (in_axes, out_axes, axis_sizes, axis_resources, donate_argnums, backend)
-    return (
-        _jax.api_boundary(lambda fun: make(fun, *options))
-        if fun is NOT_GIVEN
-        else make(fun, *options)
-    )
+    def decorator(fun):
+        return make(fun, in_axes, out_axes, axis_sizes, axis_resources, donate_argnums, backend)
+
+    if fun is NOT_GIVEN:
+        return _jax.api_boundary(decorator)
+    return decorator(fun)
 
 
 def _shown_signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -163,7 +166,9 @@ def _shown_signature(function: Callable[..., Any]) -> inspect.Signature:
     shown = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
-            default = parameter.empty if parameter.default is NOT_GIVEN else parameter.default
+            default = parameter.default
+            if default is NOT_GIVEN:
+                default = parameter.empty
             shown.append(parameter.replace(default=default, annotation=parameter.empty))
     return inspect.Signature(shown)
 
@@ -180,9 +185,9 @@ def make(
     fun: Callable[..., Any],
     in_axes: Any,
     out_axes: Any,
-    axis_sizes: Mapping[AxisName, int] | None = None,
-    axis_resources: Mapping[AxisName, Any] | None = None,
-    donate_argnums: int | Sequence[int] = (),
+    axis_sizes: Sizes = None,
+    axis_resources: Resources = None,
+    donate_argnums: Positions = (),
     backend: str | None = None,
     undeclared: bool = False,
 ) -> Any:
@@ -201,14 +206,22 @@ def make(
 
 def with_resources(declared: Declaration, axis_resources: Mapping[AxisName, Any]) -> Any:
     """The xmapped function of a declaration, with other resources."""
-    sources = declared.fun, declared.in_source, declared.out_source, declared.sizes
-    return make(*sources, axis_resources, (), declared.backend, declared.undeclared)
+    return make(
+        declared.fun,
+        declared.in_source,
+        declared.out_source,
+        declared.sizes,
+        axis_resources,
+        backend=declared.backend,
+        undeclared=declared.undeclared,
+    )
 
 
 def _positions(donate_argnums):
-    single = isinstance(donate_argnums, SupportsIndex)
     try:
-        return tuple(map(operator.index, (donate_argnums,) if single else donate_argnums))
+        if isinstance(donate_argnums, SupportsIndex):
+            return (operator.index(donate_argnums),)
+        return tuple(map(operator.index, donate_argnums))
     except TypeError:
         raise core_errors.should_be(
             "donate_argnums", "the position of an argument, or a tuple of positions", donate_argnums
@@ -226,27 +239,28 @@ def _check_backend(backend: str | None) -> None:
     try:
         jax.devices(backend)
     except RuntimeError:
-        raise errors.unknown_backend(
-            backend, sorted({d.platform for d in jax.devices()} | {"cpu"})
-        ) from None
+        platforms = {device.platform for device in jax.devices()} | {"cpu"}
+        raise errors.unknown_backend(backend, sorted(platforms)) from None
 
 
 def declare(
     fun: Callable[..., Any],
     in_axes: Any,
     out_axes: Any,
-    axis_sizes: Mapping[AxisName, int] | None = None,
-    axis_resources: Mapping[AxisName, Any] | None = None,
+    axis_sizes: Sizes = None,
+    axis_resources: Resources = None,
     backend: str | None = None,
     undeclared: bool = False,
 ) -> Declaration:
     """The arguments that the user gave to :func:`xmap`, parsed; it raises the errors of
     :func:`xmap`.
     """
-    is_list_of_specs = isinstance(in_axes, list) and not is_spec(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:
         raise core_errors.no_results()
-    in_specs = parse_specs("in_axes", tuple(in_axes) if is_list_of_specs else in_axes)
+    in_source = in_axes
+    if isinstance(in_axes, list) and not is_spec(in_axes):
+        in_source = tuple(in_axes)  # a list of specs, one for each argument
+    in_specs = parse_specs("in_axes", in_source)
     out_specs = parse_specs("out_axes", out_axes)
     sizes = parse_axis_sizes(axis_sizes)
     names = list(dict.fromkeys([*spec_names(in_specs), *sizes]))

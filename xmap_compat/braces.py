@@ -70,7 +70,9 @@ def einsum(
 
       >>> import numpy as np
       >>> from xmap_compat import einsum, xmap
-      >>> layer = xmap(lambda w, x: einsum("{k,m},{b,k}->{b,m}", w, x), (["k", "m"], ["b", "k"]), ["b", "m"])
+      >>> @xmap(in_axes=(["k", "m"], ["b", "k"]), out_axes=["b", "m"])
+      ... def layer(w, x):
+      ...     return einsum("{k,m},{b,k}->{b,m}", w, x)
       >>> layer(np.array([[1, 2], [3, 4]]), np.array([[1, 1], [0, 1]])).tolist()
       [[4, 6], [3, 4]]
 
@@ -202,7 +204,8 @@ def _sizes(spec, terms):
 
 def _drop_broadcast(term, sizes):
     """Leave out the dimensions of one element that broadcast."""
-    gone, letters = [], []
+    gone = []
+    letters = []
     for dim, letter in enumerate(term.letters):
         if term.data.shape[dim] == sizes[letter]:
             letters.append(letter)

@@ -4,6 +4,7 @@ braces hold names.
 
 from __future__ import annotations
 
+import collections
 import string
 from typing import NamedTuple
 
@@ -54,7 +55,8 @@ def parse(spec: str) -> Spec:
 
 def _split_operands(spec, text):
     """``(start, operand)`` for the parts between commas outside of braces."""
-    depth, begin = 0, 0
+    depth = 0
+    begin = 0
     for k, character in enumerate(text):
         depth += (character == "{") - (character == "}")
         if character == "," and depth == 0:
@@ -84,8 +86,9 @@ def _parse_term(spec, start, text):
         elif character == " ":
             k += 1
         else:
-            unknown = f"{character!r} is neither a letter, a brace, '...' nor '->'"
-            reason = "a closing brace without an opening one" if character == "}" else unknown
+            reason = f"{character!r} is neither a letter, a brace, '...' nor '->'"
+            if character == "}":
+                reason = "a closing brace without an opening one"
             raise _malformed_einsum(spec, start + k, reason)
     return _Term(tuple(letters), names or (), text.strip())
 
@@ -101,8 +104,10 @@ def _parse_names(spec, start, text, k):
     if "{" in inside:
         raise _malformed_einsum(spec, start + k + 1 + inside.index("{"), "a brace within braces")
     names: list[str] = []
+    if not inside.strip():
+        return (), end + 1
     at = k + 1
-    for part in inside.split(",") if inside.strip() else []:
+    for part in inside.split(","):
         name = part.strip()
         if not name:
             raise _malformed_einsum(spec, start + at, "an axis name is missing here")
@@ -119,25 +124,33 @@ def _implicit_output(inputs):
     """The labels that appear once: letters in alphabetical order after an ellipsis, as in NumPy,
     and names.
     """
-    letters = [x for t in inputs for x in t.letters if x != ELLIPSIS]
-    names = [n for t in inputs for n in t.names]
-    dots = [ELLIPSIS] if any(ELLIPSIS in t.letters for t in inputs) else []
-    once = sorted(x for x in set(letters) if letters.count(x) == 1)
-    return _Term((*dots, *once), tuple(n for n in names if names.count(n) == 1), "")
+    letters: collections.Counter[str] = collections.Counter()
+    names: collections.Counter[str] = collections.Counter()
+    for term in inputs:
+        letters.update(term.letters)
+        names.update(term.names)
+    dots = [ELLIPSIS] if letters.pop(ELLIPSIS, 0) else []
+    return _Term((*dots, *sorted(_once(letters))), tuple(_once(names)), "")
+
+
+def _once(counts):
+    return [label for label, count in counts.items() if count == 1]
 
 
 def _check_output(spec, start, output, inputs):
     text = spec[start:]
-    for kind, seen in (("letters", set()), ("names", set())):
-        known = {x for t in inputs for x in getattr(t, kind)}
-        for x in getattr(output, kind):
-            if x in seen:
-                raise _malformed_einsum(
-                    spec, start + text.rindex(x), f"{x} appears twice in the output"
-                )
-            if x not in known and x != ELLIPSIS:
-                raise _malformed_einsum(spec, start + text.index(x), f"{x} appears in no input")
-            seen.add(x)
+    for kind in ("letters", "names"):
+        known = {ELLIPSIS}
+        for term in inputs:
+            known.update(getattr(term, kind))
+        labels = getattr(output, kind)
+        for label in labels:
+            if labels.count(label) > 1:
+                reason = f"{label} appears twice in the output"
+                raise _malformed_einsum(spec, start + text.rindex(label), reason)
+            if label not in known:
+                reason = f"{label} appears in no input"
+                raise _malformed_einsum(spec, start + text.index(label), reason)
 
 
 def _malformed_einsum(spec: str, position: int, reason: str) -> ValueError:

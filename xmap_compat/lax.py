@@ -76,13 +76,15 @@ def pdot(
 
       >>> import numpy as np
       >>> from xmap_compat import pdot, xmap
-      >>> product = xmap(lambda x, y: pdot(x, y, "k"), in_axes=(["i", "k"], ["k", "j"]), out_axes=["i", "j"])
+      >>> @xmap(in_axes=(["i", "k"], ["k", "j"]), out_axes=["i", "j"])
+      ... def product(x, y):
+      ...     return pdot(x, y, "k")
       >>> product(np.array([[1, 2], [3, 4]]), np.array([[1, 0], [1, 1]])).tolist()
       [[3, 2], [7, 4]]
 
     Source: ``jax.lax.pdot`` (until jax 0.4.30).
     """
-    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    axes = axes_of_argument(axis_name)
     check_names("pdot", axes)
     x = jnp.asarray(x)
     y = jnp.asarray(y)
@@ -174,7 +176,7 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
 
     Source: ``jax.lax.pgather`` (until jax 0.4.30), as measured; its docstring said otherwise.
     """
-    axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+    axes = axes_of_argument(axes)
     src = jnp.asarray(src)
     idx = jnp.asarray(idx)
     positional = []
@@ -199,6 +201,13 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
     table = lax.transpose(table, (*leading, *range(len(axes), table.ndim)))
     table = table.reshape(-1, *table.shape[len(axes) :])
     return jnp.take(table, idx, axis=0, mode="clip")
+
+
+def axes_of_argument(axis: Any) -> tuple[Any, ...]:
+    """The axes that an argument gives: one, or a tuple or list of them."""
+    if isinstance(axis, (tuple, list)):
+        return tuple(axis)
+    return (axis,)
 
 
 def check_integers(fun: str, indices: jax.Array) -> None:
@@ -273,16 +282,16 @@ def _subscripts(x_ndim, y_ndim, contract, batch):
 
 
 def _dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
-    ours = (
-        f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}"
+    return ValueError(
+        f"{fun} was given the positional dimension {dim} of {what}, which has shape "
+        f"{tuple(shape)}. Count without the named axes, which are not part of that shape"
     )
-    return ValueError(f"{ours}. Count without the named axes, which are not part of that shape")
 
 
 def _dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence[int]) -> TypeError:
     return TypeError(
-        f"{option} of pdot pairs dimension {left} of x (shape {tuple(x)}) with dimension {right} of y (shape "
-        f"{tuple(y)}), but they have different sizes. Pair dimensions of one size"
+        f"{option} of pdot pairs dimension {left} of x (shape {tuple(x)}) with dimension {right} "
+        f"of y (shape {tuple(y)}), but they have different sizes. Pair dimensions of one size"
     )
 
 

@@ -7,7 +7,8 @@ already take axis names.
 
 >>> import numpy as np
 >>> from xmap_compat import numpy as xnp, xmap
->>> xmap(lambda x: xnp.median(x, axis="i"), ["i", ...], {})(np.array([[1, 5], [2, 9], [3, 0]])).tolist()
+>>> median = xmap(lambda x: xnp.median(x, axis="i"), ["i", ...], {})
+>>> median(np.array([[1, 5], [2, 9], [3, 0]])).tolist()
 [2.0, 5.0]
 """
 
@@ -33,7 +34,7 @@ from xmap_compat.core import errors as core_errors
 from xmap_compat.core.device_primitives import bind, gather_p, take_p, vary_p
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.trace import sizes_in_scope
-from xmap_compat.lax import check_names, position
+from xmap_compat.lax import axes_of_argument, check_names, position
 
 # And the functions of the table, which _row adds.
 __all__ = ["along", "einsum"]
@@ -234,7 +235,7 @@ def _row(
         options = dict(signature.bind(*args, **kwargs).arguments)
         x = options.pop(operand)
         axis = options.pop("axis", None)
-        axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+        axes = axes_of_argument(axis)
         if builtins.all(a is None or isinstance(a, SupportsIndex) for a in axes):
             return function(*args, **kwargs)
         x = jnp.asarray(x)
@@ -295,21 +296,20 @@ take = _row(jnp.take, _take, ONE, "jnp.array([2, 0]), axis='i' -> {} -> [2, 3]")
 
 
 # Functions of a whole axis, such as ``cumsum``, are applied once for all elements, and so are their
-# transposes.  For the transpose the cotangents of all elements are gathered as the elements were (or
-# summed, if all have one result), and each element takes its slice of what it makes.  After an
-# ``all_gather`` each element would apply the transpose to its own cotangent only.
+# transposes.  For the transpose the cotangents of all elements are gathered as the elements were
+# (or summed, if all have one result), and each element takes its slice of what it makes.  After an
+# ``all_gather`` each element would apply the transpose to its cotangent only.
 
 
 def _is_of_whole(names: AxisNames, options: Any) -> bool:
     """Whether these are axes of an xmap, not empty, and no option is traced: it might vary, or have
     a derivative.
     """
-    traced = builtins.any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(options))
-    return (
-        not traced
-        and sizes_in_scope().keys() >= set(names)
-        and math.prod(map(lax.axis_size, names)) > 0
-    )
+    if builtins.any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(options)):
+        return False
+    if not sizes_in_scope().keys() >= set(names):
+        return False
+    return math.prod(map(lax.axis_size, names)) > 0
 
 
 def _apply_to_whole(fun: Callable[[Any], Any], x: Any, names: AxisNames, keep: bool = False) -> Any:
@@ -320,6 +320,7 @@ def _apply_to_whole(fun: Callable[[Any], Any], x: Any, names: AxisNames, keep: b
     for name, size in reversed(list(zip(names, sizes))):
         x = bind(gather_p, x, (name,), (size,))
     out = fun(x)
+    to_each = take_p if keep else vary_p
     for name, size in zip(names, sizes):
-        out = bind(take_p if keep else vary_p, out, (name,), (size,))
+        out = bind(to_each, out, (name,), (size,))
     return out

@@ -98,7 +98,9 @@ def global_array(
 
 
 def _with_a_shape(leaf):
-    return leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+    if hasattr(leaf, "shape"):
+        return leaf
+    return np.asarray(leaf)
 
 
 def _of_names(mapping, names):
@@ -167,7 +169,8 @@ def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[
     if mesh is None:
         return 1, 1
     dims = [k for k, name in enumerate(mesh.axis_names) if name in entries]
-    here, everywhere = set(), set()
+    here = set()
+    everywhere = set()
     for index, device in np.ndenumerate(mesh.devices):
         position = tuple(index[k] for k in dims)
         everywhere.add(position)
@@ -203,7 +206,8 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
 
       >>> import numpy as np
       >>> from xmap_compat import process_array, xmap
-      >>> process_array(xmap(lambda x: x + 1, ["batch"], ["batch"])(np.arange(3)))  # one process has all of it
+      >>> f = xmap(lambda x: x + 1, ["batch"], ["batch"])
+      >>> process_array(f(np.arange(3)))  # one process has all of it
       array([1, 2, 3], dtype=int32)
 
       ``np.save(f"part{jax.process_index()}.npy", process_array(result))`` writes the part of each

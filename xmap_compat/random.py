@@ -124,9 +124,10 @@ class NamedShape:
 
 def _not_for_samplers(shape: Any) -> TypeError:
     return TypeError(
-        f"{shape!r} is a shape for {', '.join(SAMPLERS)} of xmap_compat.random only and, under install(), for those "
-        "of jax.random and for jax.nn.initializers. Give other functions shape.positional and, where they sample, the "
-        "key xmap_compat.random.fold_in_names(key, shape)"
+        f"{shape!r} is a shape for {', '.join(SAMPLERS)} of xmap_compat.random only and, under "
+        "install(), for those of jax.random and for jax.nn.initializers. Give other functions "
+        "shape.positional and, where they sample, the key xmap_compat.random.fold_in_names(key, "
+        "shape)"
     )
 
 

@@ -52,20 +52,20 @@ def check_assignments(
     """Run an xmapped function under many assignments of its axes to the mesh, and compare the
     results.
 
-    The function's own ``axis_resources`` and ``donate_argnums`` are ignored.  An assignment gives
-    different mesh axes to different named axes; mesh axes that xmaps inside the function use are
-    left to them.
+    The ``axis_resources`` of the function and its ``donate_argnums`` are ignored.  An assignment
+    gives different mesh axes to different named axes; mesh axes that xmaps inside the function use
+    are left to them.
 
     Args:
       xmapped: the function that ``xmap`` returned.
       args: its arguments.
       mesh: where to run; by default the mesh in scope, or else all devices as a mesh with the axes
         ``x`` and ``y``.
-      loops: also place axes on serial loops, alone and after mesh axes, where no collective names
+      loops: also place axes on serial loops, without or after mesh axes, where no collective names
         them.
       derivatives: also compare reverse-mode derivatives, of a random linear functional of the
         results with respect to all floating-point arguments.
-      limit: the largest number of assignments, spread evenly over all of them (always the same
+      limit: the largest number of assignments, distributed evenly over all (always the same
         ones); None for all.
       only: the assignments to check, instead of chosen ones.
       reference: a function of the same arguments that computes the expected results, for example
@@ -92,13 +92,15 @@ def check_assignments(
       ... def loss(w, x):
       ...     return jax.lax.pmean((x @ w) ** 2, "batch")
       >>> with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
-      ...     testing.check_assignments(loss, np.ones(2), np.ones((8, 2)), derivatives=True, limit=2)
+      ...     args = np.ones(2), np.ones((8, 2))
+      ...     testing.check_assignments(loss, *args, derivatives=True, limit=2)
       [{'batch': 'x'}, {'batch': ('x', 'y')}]
     """
     declared = declaration_of(xmapped)
     if declared is None:
         raise TypeError(
-            f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass xmap(...)"
+            f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass "
+            "xmap(...)"
         )
     compute = _value_and_derivatives if derivatives else _value
     with _mesh_context(mesh) as mesh:
@@ -141,8 +143,8 @@ def assignments(
       sizes: the named axes.
       mesh: a mesh, or a dictionary of the sizes of its axes.
       loops: axes that may be placed on serial loops too.
-      limit: the largest number, spread evenly over all of them (always the same ones); None for
-        all.
+      limit: the largest number, distributed evenly over all of them (always the same ones); None
+        for all.
 
     Returns:
       Dictionaries for ``axis_resources``, without the empty one.
@@ -157,7 +159,8 @@ def assignments(
     """
     if not isinstance(sizes, Mapping):
         raise TypeError(
-            f"assignments expects the sizes of the named axes, such as {{'i': 8}}, but got {sizes!r}"
+            f"assignments expects the sizes of the named axes, such as {{'i': 8}}, but got "
+            f"{sizes!r}"
         )
     shape = mesh if isinstance(mesh, Mapping) else mesh.shape
     every = list(_all_assignments(list(sizes.items()), dict(shape), frozenset(loops)))
@@ -252,7 +255,8 @@ def _mesh_context(mesh):
     if devices.size == 1:
         raise ValueError(
             "There is only one device, so all assignments would be the same. Set "
-            "XLA_FLAGS=--xla_force_host_platform_device_count=8 before JAX is imported, or pass a mesh"
+            "XLA_FLAGS=--xla_force_host_platform_device_count=8 before JAX is imported, or pass a "
+            "mesh"
         )
     return Mesh(devices, names)
 

@@ -1,5 +1,5 @@
-"""What ``xmap`` returns: a function of ``jax.jit`` with a plan, and a second try where jit refuses a
-call.
+"""What ``xmap`` returns: a function of ``jax.jit`` with a plan, and a second try where jit refuses
+a call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ R = TypeVar("R", covariant=True)
 class SharedCall:
     """What equal declarations of one function share: one function of ``jax.jit``.
 
-    It refers to the declaration weakly, so that what is kept for a Python function is freed with it.
+    It refers to the declaration weakly: what is kept for a Python function is freed with it.
 
     Attributes:
       jitted: the function of ``jax.jit``, which calls this object when it traces.
@@ -52,9 +52,12 @@ class SharedCall:
         self.uses_mesh = False
         self._declared = weakref.ref(declared)
         _take_names(self, declared.fun)
+        backend = declared.backend
+        if _has_mesh_axes(declared):
+            backend = None
         self.jitted = _jax.jit(
             self,
-            None if _has_mesh_axes(declared) else declared.backend,
+            backend,
             donate_argnums=donated,
             # jit drops unused arguments without freeing them, which donation promises.
             keep_unused=bool(donated),
@@ -96,11 +99,12 @@ class SharedCall:
         except FloatingPointError as error:
             # JAX's message names a primitive or nothing.
             kind = "inf" if "(inf)" in str(error) else "nan"
-            error.args = (f"invalid value ({kind}) encountered in xmap({declared.name}): {error}",)
+            where = f"xmap({declared.name})"
+            error.args = (f"invalid value ({kind}) encountered in {where}: {error}",)
             raise
 
 
-# For each Python function what its xmapped functions share, by what tells these apart.
+# For each Python function what its xmapped functions share, by what distinguishes them.
 _shared: weakref.WeakKeyDictionary[types.FunctionType, dict[Hashable, SharedCall]] = (
     weakref.WeakKeyDictionary()
 )
@@ -176,7 +180,7 @@ class Xmapped(Generic[P, R]):
             raise
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls until it is known whether there are other processes, which JAX says when it has run."""
+        """Calls until JAX has run, and says whether there are other processes."""
         if _jax.process_store() is not None:
             self._run = self._compared_call
             return self._run(*args, **kwargs)
@@ -190,7 +194,7 @@ class Xmapped(Generic[P, R]):
             return self._shared.jitted(*args, **kwargs)
 
     def _mended(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The results of a second try, with arguments that are moved to the mesh, or a better error."""
+        """The results of a second try, with arguments moved to the mesh; or a better error."""
         moved = _recover_call(self.declared, self._shared, error, args, kwargs)
         if moved is None:
             raise error
@@ -203,7 +207,9 @@ class Xmapped(Generic[P, R]):
         self: Xmapped[Concatenate[Any, Q], R], instance: object, owner: Any = None, /
     ) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: Any = None, /) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        if instance is None:
+            return self
+        return types.MethodType(self, instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Xmapped, (self.declared, self._shared.donated)
@@ -211,14 +217,16 @@ class Xmapped(Generic[P, R]):
     def __repr__(self) -> str:
         """``<xmap(centred, in_axes=['batch'], ...)>``"""
         declared = self.declared
-        options = {
-            "in_axes": declared.in_source,
-            "out_axes": declared.out_source,
-            "axis_sizes": declared.sizes or None,
-            "axis_resources": _shown_resources(declared) or None,
-        }
-        shown = [f"{name}={show(value)}" for name, value in options.items() if value is not None]
-        return f"<xmap({', '.join([declared.name, *shown])})>"
+        shown = [
+            declared.name,
+            f"in_axes={show(declared.in_source)}",
+            f"out_axes={show(declared.out_source)}",
+        ]
+        if declared.sizes:
+            shown.append(f"axis_sizes={show(declared.sizes)}")
+        if declared.resources:
+            shown.append(f"axis_resources={show(_shown_resources(declared))}")
+        return f"<xmap({', '.join(shown)})>"
 
     @_jax.api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
@@ -296,16 +304,20 @@ def _has_tracers(values: Any) -> bool:
 
 
 def _shown_resources(declared: Declaration) -> dict[AxisName, Any]:
-    """The resources as users write them: one entry stands alone."""
+    """The resources as users write them: one entry is in no tuple."""
     shown: dict[AxisName, Any] = {}
     for name, entries in declared.resources.items():
-        shown[name] = entries[0] if len(entries) == 1 else entries
+        shown[name] = entries
+        if len(entries) == 1:
+            shown[name] = entries[0]
     return shown
 
 
 def declaration_of(xmapped: Any) -> Declaration | None:
     """The arguments that the user gave to xmap to make a function; None for any other object."""
-    return xmapped.declared if isinstance(xmapped, Xmapped) else None
+    if isinstance(xmapped, Xmapped):
+        return xmapped.declared
+    return None
 
 
 def _recover_call(
@@ -351,15 +363,15 @@ def _check_values(args: tuple[Any, ...], error: Any = None, donated: tuple[int, 
 
 def _no_array_argument(path: str, value: Any) -> TypeError:
     return TypeError(
-        f"{path} is {described(value)}, but the arguments of xmapped functions are arrays, scalars, or pytrees of "
-        "them. Bind a static value with functools.partial before xmap"
+        f"{path} is {described(value)}, but the arguments of xmapped functions are arrays, "
+        "scalars, or pytrees of them. Bind a static value with functools.partial before xmap"
     )
 
 
 def _donated_argument(path: str, donated: Sequence[int]) -> RuntimeError:
     return RuntimeError(
-        f"{path} was donated by an earlier call (donate_argnums={tuple(donated)}), which has deleted it. Pass the "
-        "result of that call, or leave donate_argnums out"
+        f"{path} was donated by an earlier call (donate_argnums={tuple(donated)}), which has "
+        "deleted it. Pass the result of that call, or leave donate_argnums out"
     )
 
 
@@ -373,28 +385,31 @@ def _moved_to_mesh(
     """
     scope = current_scope()
     devices = set(devices_of(scope.mesh))
-    if not devices or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+    if not devices or _has_tracers(args):
         return None
     arguments = bind_arguments(declared, args)
-    leaves = arguments.leaves
-    homes = [
-        x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves
-    ]
-    on_one_device = [len(home) == 1 for home in homes]
-    elsewhere = [len(home) > 1 and home != devices for home in homes]
-    if any(elsewhere):
+    homes = [_home(x) for x in arguments.leaves]
+    if any(len(home) > 1 and home != devices for home in homes):
         error.add_note(
-            "xmap moves an array that is committed to one device to the mesh only in a direct call. Otherwise move it: "
-            "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
+            "xmap moves an array that is committed to one device to the mesh only in a direct "
+            "call. Otherwise move it: jax.device_put(x, jax.sharding.NamedSharding(mesh, "
+            "jax.sharding.PartitionSpec()))"
         )
-    if any(elsewhere) or not any(on_one_device):
+        return None
+    if not any(len(home) == 1 for home in homes):
         return None
     placements = calls.locate(declared, arguments)
-    shardings = [
-        jax.sharding.NamedSharding(scope.mesh, calls.partition_spec(s, placements))
-        for s in arguments.specs
-    ]
-    moved = [
-        jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)
-    ]
+    moved = []
+    for x, spec, home in zip(arguments.leaves, arguments.specs, homes):
+        if len(home) == 1:
+            by_mesh = calls.partition_spec(spec, placements)
+            x = jax.device_put(x, jax.sharding.NamedSharding(scope.mesh, by_mesh))
+        moved.append(x)
     return jax.tree.unflatten(arguments.tree, moved)
+
+
+def _home(x: Any) -> set[jax.Device]:
+    """The devices that an array is committed to."""
+    if isinstance(x, jax.Array) and x.committed:
+        return x.sharding.device_set
+    return set()

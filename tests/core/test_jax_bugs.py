@@ -34,7 +34,7 @@ def on_devices(fun, in_specs=P("x"), out_specs=P("x"), mesh=MESH, **options):
     return jax.jit(jax.shard_map(fun, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options))
 
 
-@bug("_jax/patches.py: restore_collective_transposes")
+@bug("_jax/patches.py: collective_transposes")
 def test_the_transpose_of_an_all_to_all():
     weights = np.arange(64, dtype=np.float32).reshape(4, 4, 4)
 
@@ -46,7 +46,7 @@ def test_the_transpose_of_an_all_to_all():
     np.testing.assert_allclose(found, np.einsum("jki->ijk", weights))
 
 
-@bug("_jax/patches.py: restore_collective_transposes")
+@bug("_jax/patches.py: collective_transposes")
 def test_the_transpose_of_a_pbroadcast():
     def loss(x, w):
         return (lax.pbroadcast(x, "i", 1) * w).sum()
@@ -76,13 +76,13 @@ def test_the_derivative_of_a_clamp_by_a_scalar():
     np.testing.assert_allclose(slope, 3)
 
 
-@bug("_jax/patches.py: restore_named_reductions")
+@bug("_jax/patches.py: named_reductions")
 def test_a_named_reduction_reads_one_name():
     out = jax.vmap(lambda x: jnp.sum(x, axis="ij"), axis_name="ij", out_axes=None)(X)
     np.testing.assert_allclose(out, X.sum(0))
 
 
-@bug("_jax/patches.py: restore_extremum_gradients", raises=NotImplementedError)
+@bug("_jax/patches.py: extremum_gradients", raises=NotImplementedError)
 def test_the_derivative_of_an_extremum():
     slope = jax.vmap(jax.grad(lambda x: lax.pmax(x, "i").sum()), axis_name="i")(X)
     assert slope.shape == X.shape
@@ -99,7 +99,7 @@ def numbers(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-@bug("_jax/patches.py: mend_collective_batching, _batch_scatter")
+@bug("_jax/patches.py: collective_batching, _batch_scatter")
 def test_psum_scatter_under_a_vmap_of_a_later_dimension():
     x = numbers(4, 4, 4, 4, 4)
     out = over_i(lambda u: jax.vmap(lambda z: lax.psum_scatter(z, "i"), in_axes=1)(u), x)
@@ -122,7 +122,7 @@ def test_a_reduction_from_initial_values_that_are_mapped():
     np.testing.assert_array_equal(out, np.maximum(x.max(0), start))
 
 
-@bug("_jax/patches.py: mend_collective_batching")
+@bug("_jax/patches.py: collective_batching")
 def test_all_to_all_in_groups_under_a_vmap():
     def exchange(z):
         return lax.all_to_all(z, "i", 0, 0, axis_index_groups=[[0, 1], [2, 3]])
@@ -130,7 +130,7 @@ def test_all_to_all_in_groups_under_a_vmap():
     assert over_i(lambda u: jax.vmap(exchange)(u), numbers(4, 3, 2)).shape == (4, 3, 2)
 
 
-@bug("_jax/patches.py: mend_collective_batching")
+@bug("_jax/patches.py: collective_batching")
 def test_ppermute_over_the_axis_of_a_vmap_and_another_one():
     x = numbers(4, 3)
     out = over_i(
@@ -141,21 +141,21 @@ def test_ppermute_over_the_axis_of_a_vmap_and_another_one():
     np.testing.assert_array_equal(out, expected)
 
 
-@bug("_jax/patches.py: mend_collective_batching")
+@bug("_jax/patches.py: collective_batching")
 def test_all_gather_over_the_axis_of_a_vmap_and_another_one():
     x = numbers(4, 3)
     out = over_i(lambda u: jax.vmap(lambda z: lax.all_gather(z, ("i", "k")), axis_name="k")(u), x)
     np.testing.assert_array_equal(out, np.broadcast_to(x.ravel(), (4, 3, 12)))
 
 
-@bug("_jax/patches.py: mend_collective_batching")
+@bug("_jax/patches.py: collective_batching")
 def test_psum_scatter_over_the_axis_of_a_vmap_and_another_one():
     x = numbers(4, 3, 12)
     out = over_i(lambda u: jax.vmap(lambda z: lax.psum_scatter(z, ("i", "k")), axis_name="k")(u), x)
     np.testing.assert_array_equal(out, x.sum((0, 1)).reshape(4, 3))
 
 
-@bug("_jax/patches.py: mend_collective_batching")
+@bug("_jax/patches.py: collective_batching")
 def test_pbroadcast_over_the_axis_of_a_vmap():
     np.testing.assert_array_equal(
         over_i(lambda v: lax.pbroadcast(v, "i", 1), numbers(4)), numbers(4)[[1] * 4]

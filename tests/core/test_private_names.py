@@ -82,7 +82,7 @@ MOST_NEEDED, MOST = 7, 25
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
-    "core.notes": 5,  # notes on errors of JAX and NumPy
+    "core.notes": 3,  # notes on errors of JAX and NumPy
     "tools.leave.helper.named_axes": 2,  # jax.vmap has no type for a result that is mapped after all
     "xmapped": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
 }
@@ -173,7 +173,7 @@ LIBRARIES = re.findall(
     r"\S+",
     """
     os sys sysconfig warnings functools itertools copy time threading types inspect traceback contextlib importlib
-    os.path typing weakref
+    os.path re typing weakref
     """,
 )
 PYTHON = [

@@ -245,6 +245,11 @@ def test_reductions_of_weak_values_are_strong_as_in_legacy(reduce, placement, me
 
 RESULTS = {
     "a namedtuple": (lambda x: Pair(x, 1.0), Pair(["i", ...], {}), Pair(ROWS, 1.0)),
+    "a tuple, by a list": (
+        lambda x: (x, x.sum()),
+        [["i", ...], ["i"]],
+        (ROWS, ROWS.sum(1)),
+    ),
     "a dataclass": (lambda x: Layer(x, x.sum()), ["i", ...], Layer(ROWS, ROWS.sum(1))),
 }
 

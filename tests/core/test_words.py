@@ -56,6 +56,10 @@ OF_OTHERS = {
 # What had our meaning there, with the folder, and what is said instead: no class, function, parameter or field is
 # called so.
 ONCE_CALLED = {
+    "alone": ("core", "unsplit, or private"),
+    "apart": ("core", "diverging, or divided"),
+    "met": ("core", "needed, or combined"),
+    "own": ("core", "bound, or local"),
     "part": ("core", "a factor of an axis"),
     "taken": ("core/structured", "a mask"),
     "tree": ("tools", "a staged program"),

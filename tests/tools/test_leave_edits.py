@@ -22,10 +22,10 @@ import pytest
 import xmap_compat
 from xmap_compat.core import watch
 from xmap_compat.tools.leave import edits
-from xmap_compat.tools.leave.construction import Found
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.replaying import Verifier
+from xmap_compat.tools.leave.xmap_calls import Found
 
 HEAD = """
 import jax
@@ -56,16 +56,15 @@ def importing(folder, files):
 def observed(folder, files):
     """Run a program: its module, and what the first run tells of it."""
     folder = os.path.realpath(folder)
-    spec = {"tree": folder + os.sep, "folders": {folder: folder}, "calls": 0, "bytes": 0}
-    recorder = Recorder({**spec, "status": os.devnull})
-    watcher = watch.Watcher(traced=recorder.traced, constructed=recorder.constructed)
+    recorder = Recorder({"tree": folder + os.sep, "folders": {folder: folder}})
+    watcher = watch.Watcher(traced=recorder.traced, constructed=recorder.made)
     end = watch.watch_everywhere(watcher)
     try:
         with xmap_compat.install(), importing(folder, files):
             module = importlib.import_module("program")
-            constructions = [*recorder.found.values()]
-            recorder.learn(constructions)
-            return module, Found(constructions, recorder.files())
+            xmap_calls = [*recorder.xmap_calls.values()]
+            recorder.learn(xmap_calls)
+            return module, Found(xmap_calls, recorder.files())
     finally:
         end()
 
@@ -95,8 +94,8 @@ class Left:
         contents = {path: pathlib.Path(path).read_bytes() for path in found.files}
         of = edits.Program(found, contents, str(before))
         of.judge()
-        self.refused = [c.refused or None for c in found.constructions]
-        patched = [c for c in found.constructions if not c.refused]
+        self.refused = [c.refused or None for c in found.xmap_calls]
+        patched = [c for c in found.xmap_calls if not c.refused]
         self.edited = of.edited(patched, []) if patched else None
         self.left = self.edited.left if patched else None
         changes = self.edited.changes if patched else {}
@@ -812,7 +811,7 @@ def test_an_xmap_that_stays_shares_its_functions_with_others(tmp_path):
         (again / name).write_text(text)
     module, found = observed(again, left.texts)
     assert_close(module.results, left.before)
-    assert len(found.constructions) == 1
+    assert len(found.xmap_calls) == 1
 
 
 BY_NAME = {
@@ -840,33 +839,26 @@ def test_functions_that_variables_hold_are_renamed_where_they_are_named(name, tm
 
 
 NOT_NAMED = {
-    "getattr": (
-        "getattr(lax, 'pmean')(v, 'i')",
-        "`getattr(lax, 'pmean')`",
-        "write `jax.lax.pmean(",
-    ),
-    "einsum": ("jnp.einsum('{i},{i}->', v[0], v[0])", "`jnp.einsum`", "lax.psum"),
-    "pgather": ("lax.pgather(v, 0, 'i')", "`lax.pgather`", "lax.psum"),
-    "pargmax": ("lax.pargmax(v[0], 'i')", "`lax.pargmax`", "lax.psum"),
-    "random": (
-        "named.normal(jax.random.key(0), named.NamedShape(i=8))",
-        "`named.normal`",
-        "lax.psum",
-    ),
+    "getattr(lax, 'pmean')": "(v, 'i')",
+    "jnp.einsum": "('{i},{i}->', v[0], v[0])",
+    "lax.pgather": "(v, 0, 'i')",
+    "lax.pargmax": "(v[0], 'i')",
+    "named.normal": "(jax.random.key(0), named.NamedShape(i=8))",
 }
 
 
 @pytest.mark.parametrize("name", NOT_NAMED)
 def test_what_the_edit_cannot_name_stays_with_its_line_and_a_remedy(name, tmp_path):
-    call, shown, remedy = NOT_NAMED[name]
     program = f"""
         from xmap_compat import random as named
 
+        rows = ['i', ...]
         with Mesh(devices[:2], 'd'):
-            results = xmap(lambda v: v + {call}, ['i', ...], ['i', ...], axis_resources={{'i': 'd'}})(x)
+            results = xmap(lambda v: v + {name}{NOT_NAMED[name]}, rows, rows, axis_resources={{'i': 'd'}})(x)
     """
     (words,) = Left(tmp_path, textwrap.dedent(program)).refused
-    assert words.startswith(f"program.py:14: {shown} is over a named axis") and remedy in words
+    assert words.startswith(f"program.py:15: `{name}` is over a named axis")
+    assert "call lax.psum, " in words
 
 
 MAKERS = {
@@ -1146,9 +1138,9 @@ PLANTED = {  # in a file, what is written for what
         ("else (*axis.across, axis.local)", "else (axis.local, *axis.across)"),
         ("else (*axis.across, axis.local)", "else (*axis.across[::-1], axis.local)"),
         ("else (*axis.across, axis.local)", "else axis.local"),
-        ("size = sizes[axis.name] // lax.axis_size(axis.across)", "size = sizes[axis.name]"),
-        ("jnp.arange(0, size, length)", "jnp.arange(length, size + length, length)"),
-        ("return jnp.exp(shifted) / total", "return jnp.exp(shifted)"),
+        ("size //= lax.axis_size(axis.across)", "size //= 1"),
+        ("jnp.arange(size)", "jnp.arange(1, size + 1)"),
+        ("return exponentials / sum(", "return exponentials + 0 * sum("),
         ("jnp.log(total) + top", "jnp.log(total) - top"),
         ("extremum=jnp.min", "extremum=jnp.max"),
         (
@@ -1157,12 +1149,12 @@ PLANTED = {  # in a file, what is written for what
         ),
         ("x = lax.psum(x, local)", "x = x"),
         ("x = lax.all_to_all(x, name, k, k)", "x = x + 0"),
-        ("moves = place[", "moves = (place + 1)["),
+        ("device[target] - device", "device[target] + 1 - device"),
         ("% devices", "% 1"),
         ("return lax.pmean(x", "return lax.psum(x"),
-        ("entries[spec[axis.name]] = axis.across", "entries[spec[axis.name]] = axis.across[::-1]"),
-        ("k - (k > lost)", "k"),
-        ("lax.axis_index((*across, *local))", "lax.axis_index((*local, *across))"),
+        ("across[spec[axis.name]] = axis.across", "across[spec[axis.name]] = axis.across[::-1]"),
+        ("range(len(named)), named)", "range(len(named)), named[::-1])"),
+        ("lax.axis_index(axes)]", "lax.axis_index(axes[::-1])]"),
     ],
 }
 
@@ -1173,10 +1165,10 @@ def replayed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replayed")
     text = textwrap.dedent(HEAD + textwrap.dedent(REPLAYED))
     (folder / "program.py").write_text(text)
-    spec = {name: str(folder / name) for name in ("records", "result", "status")}
+    spec = {name: str(folder / name) for name in ("records", "result")}
     spec |= {"tree": str(folder) + os.sep, "folders": {str(folder): str(folder)}}
-    recorder = Recorder({**spec, "calls": 3, "bytes": 1 << 30})
-    watcher = watch.Watcher(traced=recorder.traced, constructed=recorder.constructed)
+    recorder = Recorder(spec)
+    watcher = watch.Watcher(traced=recorder.traced, constructed=recorder.made)
     end = watch.watch_everywhere(watcher)
     with xmap_compat.install(), importing(folder, ["program.py"]):
         importlib.import_module("program")
@@ -1186,15 +1178,16 @@ def replayed(tmp_path_factory):
     contents = {path: pathlib.Path(path).read_bytes() for path in found.files}
     program = edits.Program(found, contents, str(folder))
     program.judge()
-    assert not any(c.refused for c in found.constructions)
-    edited = program.edited(found.constructions, [])
+    assert not any(c.refused for c in found.xmap_calls)
+    edited = program.edited(found.xmap_calls, [])
     texts = {os.path.basename(p): after.decode() for p, (_, after) in edited.changes.items()}
-    spec |= {"places": edited.places, "edited": [], "stopped": False}
-    return spec, texts, str(folder), sum(c.recorded for c in found.constructions)
+    spec["places"] = {(path, *start): number for path, start, number in edited.places}
+    spec |= {"files": {}, "ended": ""}
+    return spec, texts, str(folder), sum(c.recorded for c in found.xmap_calls)
 
 
 def problems_of(replayed, texts):
-    """What the replay finds in an edited program; the calls that agree."""
+    """What the replay finds in an edited program."""
     spec, _, folder, _ = replayed
     verifier = Verifier(spec)
     helper = types.ModuleType("named_axes")
@@ -1205,16 +1198,15 @@ def problems_of(replayed, texts):
     try:
         exec(compile(texts["program.py"], path, "exec"), {"__name__": "program"})
     except Exception as error:
-        verifier.problems.setdefault(-1, repr(error))
+        verifier.seen.problems.setdefault(-1, repr(error))
     finally:
         del sys.modules["named_axes"]
     verifier.finish("")
-    return verifier.problems, sum(verifier.agreed.values())
+    return verifier.seen.problems
 
 
 def test_the_right_edit_is_verified(replayed):
-    problems, agreed = problems_of(replayed, replayed[1])
-    assert not problems and agreed == replayed[3] >= 3
+    assert not problems_of(replayed, replayed[1]) and replayed[3] >= 3
 
 
 @pytest.mark.sampled(8)
@@ -1225,5 +1217,4 @@ def test_a_wrong_edit_is_never_called_verified(file, old, new, replayed):
     texts[file] = texts[file].replace(old, new)
     if "lax." in new and file == "program.py":
         texts[file] = "from jax import lax\n" + texts[file]
-    problems, agreed = problems_of(replayed, texts)
-    assert problems or agreed < replayed[3]
+    assert problems_of(replayed, texts)

@@ -14,7 +14,7 @@ import textwrap
 import pytest
 
 from xmap_compat.tools.leave import edits, neighbours
-from xmap_compat.tools.leave.construction import Construction, Found
+from xmap_compat.tools.leave.xmap_calls import Found, XmapCall
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -238,7 +238,7 @@ TRAINED_LAST = {
     "sample.py": (1, "edited without verification: sample.py:12"),
     "parallel.py": (2, "parallel.py ended with no error and called no xmapped function"),
     "test_layers.py": (2, "test_layers.py ended with no error and called no xmapped function"),
-    "train.py": (0, "2 of 2 constructions patched"),
+    "train.py": (0, "2 of 2 xmap calls patched"),
 }
 
 
@@ -316,7 +316,7 @@ def test_the_helper_of_a_package_stands_in_it(place, tmp_path):
     write(project / "nets", **PACKAGE)
     write(project / place, run=SCRIPT if place == "scripts" else SCRIPT.replace("'..'", "'.'"))
     script = pathlib.Path(place, "run.py")
-    assert "3 of 3 constructions" in leave(script, cwd=project)
+    assert "3 of 3 xmap calls" in leave(script, cwd=project)
     assert (project / "nets" / "named_axes.py").exists()
     assert [*tmp_path.rglob("named_axes*.py")] == [project / "nets" / "named_axes.py"]
     layers = (project / "nets" / "parts" / "layers.py").read_text()
@@ -331,17 +331,17 @@ def test_the_helper_of_a_package_stands_in_it(place, tmp_path):
     check(without_package("run.py", cwd=elsewhere), "trained")
 
 
-def test_an_xmap_that_another_program_calls_in_a_body_stays(tmp_path):
+def test_an_xmap_that_another_program_with_xmaps_uses_stays(tmp_path):
     """JAX does not nest shard_map so."""
     text = "from jax.experimental.maps import xmap\nf = xmap(abs, ['i'], ['i'], axis_resources={'i': 'x'})\n"
     other = "import steps\nfrom jax.experimental.maps import xmap\ng = xmap(lambda v: steps.f(v), [...], [...])\n"
     (tmp_path / "steps.py").write_text(text)
     (tmp_path / "other.py").write_text(other)
     path = str(tmp_path / "steps.py")
-    c = Construction(path, 2, 4, resources=True)
+    c = XmapCall(path, (2, 4, 2, 54), resources=True)
     program = edits.Program(Found([c], {path: "steps"}), {path: text.encode()}, str(tmp_path))
     neighbours.judge([c], program.sources, [str(tmp_path)])
-    assert c.refused.startswith("other.py:3 calls it in the body of an xmap")
+    assert c.refused.startswith("other.py:3 uses it beside an xmap")
 
 
 MESH_ONLY = """
@@ -363,5 +363,5 @@ MESH_ONLY = """
 def test_a_script_whose_xmaps_have_left_leaves_too(tmp_path):
     write(tmp_path, data=DATA, layers=LAYERS, train=TRAIN, show=MESH_ONLY)
     leave("train.py", cwd=tmp_path)
-    assert "0 of 0 constructions" in leave("show.py", cwd=tmp_path)
+    assert "0 of 0 xmap calls" in leave("show.py", cwd=tmp_path)
     check(without_package("show.py", cwd=tmp_path), "shown")

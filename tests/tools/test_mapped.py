@@ -654,20 +654,6 @@ def test_the_mesh_may_be_that_of_with_or_have_explicit_axes_or_other_devices():
         np.testing.assert_allclose(result, v - 3.5)
 
 
-@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
-def test_arguments_may_lie_on_another_device(resources):
-    fun = mapped(
-        lambda v, w: v - helper.pmean(w * v, "i"), (["i"], {}), ["i"], axis_resources=resources
-    )
-    v = np.arange(8, dtype=np.float32)
-    elsewhere = [jax.device_put(each, jax.devices()[5]) for each in (v, jnp.float32(1))]
-    for mesh in (jax.set_mesh, lambda mesh: xmap_compat.Mesh(mesh.devices, mesh.axis_names)):
-        with mesh(jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))):
-            np.testing.assert_allclose(fun(*elsewhere), v - 3.5)
-            np.testing.assert_allclose(fun(v, elsewhere[1]), v - 3.5)
-            assert "all_reduce" in fun.lower(v, v[0]).as_text() or not resources
-
-
 UNDECLARED = {
     "one element on a device": (lambda v: v * 2, 4, "name the axis in out_axes, or reduce"),
     "several": (lambda v: v * 2, 8, "name the axis in out_axes, or reduce"),

@@ -24,7 +24,7 @@ from placements import shaped
 import xmap_compat
 from xmap_compat import Mesh, SerialLoop, pdot, serial_loop, xmap
 from xmap_compat.tools.grid import block_holders, ranges
-from xmap_compat.tools.text import show_bytes, wrapped
+from xmap_compat.tools.text import show_bytes
 
 
 def grid(*shape):
@@ -190,73 +190,73 @@ GROUPS = [[0, 1, 2, 3], [4, 5, 6, 7]]
 COLLECTIVES = {
     "psum": (
         lambda x: lax.psum(x, "i"),
-        ("local sum", 0),
-        ("local sum, all-reduce over x", 2 * 3 * 16 // 4),
+        ("no transfer", 0),
+        ("all-reduce over x", 2 * 3 * 16 // 4),
         ("all-reduce over x, y", 2 * 7 * 16 // 8),
     ),
     "psum, and of a dimension": (
         lambda x: lax.psum(x, ("i", 0)),
-        ("local sum", 0),
-        ("local sum, all-reduce over x", 2 * 3 * 4 // 4),
-        ("local sum, all-reduce over x, y", 2 * 4),
+        ("no transfer", 0),
+        ("all-reduce over x", 2 * 3 * 4 // 4),
+        ("all-reduce over x, y", 2 * 4),
     ),
     "psum of what does not vary": (
         lambda x: lax.psum(jnp.float32(2) + 0 * jnp.ones(4), "i"),
-        *[("times 8", 0)] * 3,
+        *[("no transfer", 0)] * 3,
     ),
     "all_gather": (
         lambda x: lax.all_gather(x, "i", axis=1),
-        ("local transposition", 0),
-        ("all-gather over x, local transposition", 3 * 32),
-        ("all-gather over x, y, local transposition", 7 * 16),
+        ("no transfer", 0),
+        ("all-gather over x", 3 * 32),
+        ("all-gather over x, y", 7 * 16),
     ),
     "ppermute": (
         lambda x: lax.ppermute(x, "i", rotation(8)),
-        ("local indexing", 0),
-        ("local indexing, ppermute of 1 element over x", 16),
-        ("ppermute of 1 element over x, y", 16),
+        ("no transfer", 0),
+        ("ppermute over x", 16),
+        ("ppermute over x, y", 16),
     ),
     "ppermute to themselves": (
         lambda x: lax.ppermute(x, "i", [(k, k) for k in range(8)]),
-        ("nothing to do", 0),
-        ("nothing to do", 0),
-        ("ppermute of 1 element over x, y", 16),
+        ("no transfer", 0),
+        ("no transfer", 0),
+        ("ppermute over x, y", 16),
     ),
     "pshuffle": (
         lambda x: lax.pshuffle(x, "i", [1, 0, 3, 2, 5, 4, 7, 6]),
-        *[("local indexing", 0)] * 2,
-        ("ppermute of 1 element over y", 16),
+        *[("no transfer", 0)] * 2,
+        ("ppermute over x, y", 16),
     ),
     "psum_scatter": (
         lambda x: lax.psum_scatter(x, "i", tiled=True),
-        ("local sum", 0),
-        ("local sum, reduce-scatter over x", 3 * 64 // 4),
+        ("no transfer", 0),
+        ("reduce-scatter over x", 3 * 64 // 4),
         ("reduce-scatter over x, y", 7 * 64 // 8),
     ),
     "all_to_all": (
         lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True),
-        ("local transposition", 0),
-        ("local transposition, all-to-all over x", 3 * 128 // 4),
+        ("no transfer", 0),
+        ("all-to-all over x", 3 * 128 // 4),
         ("all-to-all over x, y", 7 * 64 // 8),
     ),
     "pbroadcast": (
         lambda x: lax.pbroadcast(x, "i", 3),
-        ("index arithmetic, local sum", 0),
-        ("index arithmetic, local sum, all-reduce over x", 2 * 3 * 16 // 4),
-        ("index arithmetic, all-reduce over x, y", 2 * 7 * 16 // 8),
+        ("no transfer", 0),
+        ("all-reduce over x", 2 * 3 * 16 // 4),
+        ("all-reduce over x, y", 2 * 7 * 16 // 8),
     ),
     "pdot": (
         lambda x: pdot(x, x, "i"),
-        ("local dot", 0),
-        ("local dot, all-reduce over x", 2 * 3 * 64 // 4),
-        ("local dot, all-reduce over x, y", 2 * 7 * 64 // 8),
+        ("no transfer", 0),
+        ("all-reduce over x", 2 * 3 * 64 // 4),
+        ("all-reduce over x, y", 2 * 7 * 64 // 8),
     ),
-    "axis_index": (lambda x: lax.axis_index("i"), *[("index arithmetic", 0)] * 3),
+    "axis_index": (lambda x: lax.axis_index("i"), *[("no transfer", 0)] * 3),
     "psum in groups": (
         lambda x: lax.psum(x, "i", axis_index_groups=GROUPS),
-        ("index arithmetic, local indexing, local sum", 0),
-        ("all-gather over x, index arithmetic, local indexing, local sum", 3 * 2 * 16),
-        ("all-gather over x, y, index arithmetic, local indexing, local sum", 7 * 16),
+        ("no transfer", 0),
+        ("all-gather over x", 3 * 2 * 16),
+        ("all-gather over x, y", 7 * 16),
     ),
 }
 PRIMITIVES = {
@@ -282,24 +282,6 @@ def plan_and_lowered(name, place, mesh):
         return f.plan(shaped(8, size)), f.lower(shaped(8, size)).as_text()
 
 
-@pytest.mark.parametrize(("name", "place"), CASES)
-def test_each_collective_says_what_it_became(name, place, mesh42):
-    became, sent = COLLECTIVES[name][1 + list(PLACES).index(place)]
-    plan, _ = plan_and_lowered(name, place, mesh42)
-    collective = by_primitive(plan)[PRIMITIVES[name]]
-    assert (collective.axes, collective.became, collective.bytes_sent) == (("i",), became, sent)
-
-
-# The words of a plan, and the operations of StableHLO that they stand for.
-LOWERED = {
-    "local sum": r"stablehlo\.reduce\(.*applies stablehlo\.add across dimensions = \[\d",
-    "local max": r"stablehlo\.reduce\(.*applies stablehlo\.maximum",
-    "local min": r"stablehlo\.reduce\(.*applies stablehlo\.minimum",
-    "local dot": r"stablehlo\.dot_general",
-    "local transposition": r"stablehlo\.transpose",
-    "local indexing": r"stablehlo\.(slice|dynamic_slice|gather|concatenate|reverse)",
-    "index arithmetic": r"stablehlo\.(iota|partition_id)",
-}
 MOVES = {
     "all-reduce": "all_reduce",
     "all-gather": "all_gather",
@@ -326,11 +308,13 @@ def planned_moves(plan):
 
 
 @pytest.mark.parametrize(("name", "place"), CASES)
-def test_the_words_are_what_the_call_is_lowered_to(name, place, mesh42):
+def test_each_collective_says_what_moves_for_it(name, place, mesh42):
+    """And this is what JAX lowers the call to."""
+    became, sent = COLLECTIVES[name][1 + list(PLACES).index(place)]
     plan, text = plan_and_lowered(name, place, mesh42)
     (collective,) = plan.collectives
-    said = {word for word in LOWERED if word in collective.became.split(", ")}
-    assert said == {word for word, pattern in LOWERED.items() if re.search(pattern, text)}
+    assert (collective.primitive, collective.axes) == (PRIMITIVES[name], ("i",))
+    assert (collective.became, collective.bytes_sent) == (became, sent)
     assert sorted(planned_moves(plan)) == sorted(lowered_moves(text))
 
 
@@ -439,11 +423,11 @@ def test_equal_transfers_of_one_collective_are_one_word(mesh42):
         )
         plan = f.plan(shaped(8, 3))
     (collective,) = plan.collectives
-    assert [(t.kind, t.elements, t.times, t.bytes_sent) for t in collective.transfers] == [
-        ("ppermute", 1, 1, 3 * 4),
-        ("ppermute", 1, 1, 3 * 4),
+    assert [(t.kind, t.times, t.bytes_sent) for t in collective.transfers] == [
+        ("ppermute", 1, 3 * 4),
+        ("ppermute", 1, 3 * 4),
     ]
-    assert collective.became.count("ppermute of 1 element over x") == 1
+    assert collective.became == "ppermute over x"
     assert collective.bytes_sent == plan.bytes_sent == 2 * 3 * 4
 
 
@@ -547,11 +531,7 @@ def test_reports_fit_eighty_columns(mesh42):
 
 def test_layers_in_a_list_are_one_row(mesh42):
     rows = re.sub(r"\s+", " ", str(wide_plan(mesh42)))
-    assert (
-        rows.count("f32[12345,6]") == 2
-        and "[0..11]" in rows
-        and "over features of the inputs 12 test_plan" in rows
-    )
+    assert rows.count("f32[12345,6]") == 2 and "[0..11]" in rows and " 12 test_plan" in rows
 
 
 def training_step(count):
@@ -595,7 +575,7 @@ def test_what_a_report_leaves_out_is_where_it_says(mesh42):
     assert [where for _, where in left_out] == ["plan.arguments", "plan.results"]
     for count, where in left_out:
         assert len(getattr(plan, where.removeprefix("plan."))) - int(count) >= 11
-    drawn = re.findall(r"\.\.\. and (\d+) more kinds: see (plan\.\w+)", plan.svg())
+    drawn = re.findall(r"\.\.\. and (\d+) more: see (plan\.\w+)", plan.svg())
     assert drawn == [("10", "plan.arguments"), ("10", "plan.results")]
     steps = xmap_compat.plan(
         lambda v: [f(v[: 8 * k]) for k in range(1, 15)], shaped(112, 3), mesh=mesh42
@@ -622,7 +602,7 @@ def test_the_report_says_it_all(mesh42):
         "a f32[8,4] f32[2,2] P('x', 'y') [i, k]",
         "b f32[4,6] f32[2,6] P('y') [k, j]",
         "result f32[8,6] f32[2,6] P('x') [i, j]",
-        "local dot, all-reduce over y",
+        "all-reduce over y",
         f"test_plan.py:{line_of(matmul, 'pdot')}",
         "each device holds 112 B of arguments and results",
         "in all, each device sends 48 B",
@@ -784,18 +764,6 @@ def test_arrays_are_drawn_in_proportion_and_copies_are_counted(mesh42):
     assert len(lefts) == 2  # one grid of two columns
 
 
-def test_grey_blocks_are_in_the_legend(mesh42):
-    f = xmap(
-        lambda w, v: w * v, (["i"], ["i", "j"]), ["i", "j"], axis_resources={"i": "y", "j": "x"}
-    )
-    with mesh42:
-        tree, tips = drawn(f.plan(shaped(8), shaped(8, 8)))
-    texts = [t.text for t in tree.iter(f"{SVG}text")]
-    assert "the same place along y" in texts and "the same place along x" not in texts
-    (swatch,) = [r for r in tree.iter(f"{SVG}rect") if r.get("width") == "14"]
-    assert swatch.get("fill") in {fill for tip, fill in tips if " on device 0 2 4 6" in tip}
-
-
 def test_arrays_that_lie_alike_are_one_drawing_with_all_names_if_these_are_short(mesh42):
     def names(*keys):
         f = xmap(
@@ -874,13 +842,3 @@ BYTES = {
 @pytest.mark.parametrize("count", BYTES)
 def test_bytes_have_units_that_a_person_reads(count):
     assert show_bytes(count) == BYTES[count]
-
-
-def test_no_number_is_broken():
-    text = "a_module_with_a_long_name.py:12345 x 67890"
-    for width in range(5, 40):
-        lines = wrapped(text, width)
-        assert re.findall(r"\d+", " ".join(lines)) == ["12345", "67890"]
-        assert max(map(len, lines)) <= width
-    assert wrapped("1234567", 3) == ["123", "456", "7"]
-    assert wrapped("sent 32.8 k, 12 MiB", 8) == ["sent", "32.8 k,", "12 MiB"]

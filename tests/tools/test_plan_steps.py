@@ -191,7 +191,7 @@ def test_a_collective_of_what_another_one_had_is_no_transfer(name, mesh42):
         assert_as_compiled(found, compiled_text(step, args))
         rows = [row.became for row in step.plan(*args).collectives]
     assert len(found.transfers) == count
-    assert sum("the result of an equal one" in row for row in rows) == others
+    assert rows.count("no transfer") == others
 
 
 # ----------------------------------------------------------------------- what a transfer tells
@@ -377,7 +377,7 @@ def test_a_mistake_is_that_of_the_call():
 # ------------------------------------------------------------------------------- compiled
 
 
-def test_xlas_figures_are_those_of_the_compiled_step(mesh42):
+def test_a_step_with_a_scan_gathers_what_it_hands_on_unchanged(mesh42):
     f = xmap(lambda v, w: v @ w, (["b", ...], [...]), ["b", ...], axis_resources={"b": "x"})
 
     def epoch(v, w):
@@ -388,36 +388,13 @@ def test_xlas_figures_are_those_of_the_compiled_step(mesh42):
     with mesh42 as mesh:
         v = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P("x", "y")))
         w = jax.device_put(np.ones((16, 4), np.float32), NamedSharding(mesh, P("y")))
-        before, after = plan(epoch, v, w), plan(epoch, v, w, compiled=True)
-    assert {t.mesh_axes for t in before.transfers} == {("x",)}
-    assert (after.transfers, after.bytes_sent) == (before.transfers, before.bytes_sent)
-    compiled = epoch_compiled(mesh42, epoch, v, w)
-    assert after.compiled.cost["flops"] == compiled.cost_analysis()["flops"]
-    assert (
-        after.compiled.memory["temp_size_in_bytes"] == compiled.memory_analysis().temp_size_in_bytes
-    )
-    assert {"flops", "argument_size_in_bytes"} <= set(str(after).split())
-    assert after.to_dict()["compiled"]["cost"] == after.compiled.cost
-    told = {(g.path, g.mesh_axes, g.bytes_received) for g in before.gathered}
+        found = plan(epoch, v, w)
+    assert {t.mesh_axes for t in found.transfers} == {("x",)}
+    told = {(g.path, g.mesh_axes, g.bytes_received) for g in found.gathered}
     assert told == {
         ("v", ("y",), 8 * 16 * 4 // 4 // 2)
     }  # w is carried by the scan, and v handed on
-    assert "v y 64 B" in re.sub(r"\s+", " ", str(before))
-
-
-def epoch_compiled(mesh, step, *args):
-    with mesh:
-        return jax.jit(step).lower(*args).compile()
-
-
-def test_the_peak_has_the_temporaries(mesh42):
-    """On CPUs XLA's own peak lacks them."""
-    f = xmap(
-        lambda v: jnp.sort(jnp.outer(v, v)).sum(), ["i", ...], ["i"], axis_resources={"i": "x"}
-    )
-    with mesh42:
-        compiled = plan(f, shaped(4, 512), compiled=True).compiled
-    assert compiled.peak > 512 * 512 * 4 > compiled.memory["argument_size_in_bytes"]
+    assert "v y 64 B" in re.sub(r"\s+", " ", str(found))
 
 
 def test_types_with_shardings_and_tracers_stand_for_arrays(mesh42):
@@ -478,18 +455,16 @@ def test_the_picture_has_a_bar_for_each_transfer(mesh42, tmp_path):
     rows = [k for k, text in enumerate(texts) if "all-reduce" in text]
     assert texts[rows[0] - 1 : rows[0] + 1] == [
         f"pdot over hidden: 192 B (test_plan_steps.py:{line_of('logits = pdot')})",
-        "local dot, all-reduce over y",
+        "all-reduce over y",
     ]
     assert len(rows) == len(found.transfers) == 4
-    assert {"for the function", "for its derivative", "↓ x 4", "→ y 2"} <= set(texts)
+    assert {"↓ x 4", "→ y 2"} <= set(texts)
     assert (
         f"each device holds {show_bytes(found.calls[0].bytes_held)} of arguments and results"
         in texts
     )
     assert "and sends 1.88 KiB over x, 192 B over y" in texts
-    bars = [r for r in tree.iter(f"{space}rect") if r.get("class") in ("sent", "back")][
-        2:
-    ]  # after the legend
+    bars = [r for r in tree.iter(f"{space}rect") if r.get("class") == "sent"]
     wide = [float(bar.get("width")) for bar in bars]
     most = max(t.bytes_sent for t in found.transfers)
     assert wide == pytest.approx(
@@ -500,7 +475,7 @@ def test_the_picture_has_a_bar_for_each_transfer(mesh42, tmp_path):
 
 
 def test_the_picture_of_a_step_has_the_arrays_of_its_calls(mesh42):
-    """As the pictures of these calls have them; a call that uses no mesh is named, and not drawn."""
+    """As the pictures of these calls have them; a call that uses no mesh is not drawn."""
     alone = xmap(lambda v: 2 * v, ["i"], ["i"])
     split = network_step({"batch": "x", "hidden": "y"})
     with mesh42:
@@ -514,7 +489,6 @@ def test_the_picture_of_a_step_has_the_arrays_of_its_calls(mesh42):
     assert {
         "arguments of network_loss",
         "results of network_loss",
-        "not drawn: the arrays of <lambda>",
     } <= {*texts}
     assert "w1" in texts and "f32[32,8] on a device" in texts
 

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -147,56 +146,20 @@ def many(count):
     return xmap(body, tuple([n] for n in names), outs), [shaped(8) for _ in names]
 
 
-def test_equal_and_dominated_choices_are_left_out_before_too_many_are_refused():
-    """Eight names: 5**8 assignments.  A sum that is split sends more; its operand is smaller, so it is a choice."""
+def test_too_many_assignments_are_refused():
     f, args = many(8)
     with pytest.raises(ValueError) as caught:
         search(f, *args, mesh=AbstractMesh((2, 2), ("x", "y")))
     message = str(caught.value)
-    assert re.match(
-        rf"There are \d+ assignments \(.* for a0, .* for a7\), more than the {2 * LIMIT} that",
-        message,
-    )
+    assert message.startswith(f"There are {4**8} assignments (4 for each of ")
     assert (
-        "fixed={'a0': ()}, whose resources change the bytes sent least" in message
-    )  # it moves nothing
-    assert (
-        len(
-            search(
-                f, *args, mesh=AbstractMesh((2,), "x"), fixed=dict.fromkeys(("a1", "a2", "a3"), ())
-            )
-        )
-        == 32
+        f"more than the {2 * LIMIT} that search plans. Fix an axis: fixed={{'a7': ()}}" in message
     )
+    fixed = dict.fromkeys(("a1", "a2", "a3"), ())
+    assert len(search(f, *args, mesh=AbstractMesh((2,), "x"), fixed=fixed)) == 32
 
 
-# ------------------------------------------------------------------------------- memory
-
-
-def squares(resources):
-    return xmap(
-        lambda v: jnp.sum(jnp.tanh(v @ v.T) @ v), ["b", ...], ["b"], axis_resources=resources
-    )
-
-
-def test_what_is_above_the_memory_is_named_and_not_run(mesh22):
-    args = (np.ones((16, 32, 8), np.float32),)
-    held = {c.name: c.bytes_held for c in search(squares, *args, mesh=mesh22)}
-    least = min(held.values())
-    found = search(squares, *args, mesh=mesh22, memory=least, measure=5)
-    assert {c.name for c in usable(found)} == {n for n, count in held.items() if count == least}
-    for c in found:
-        assert (c.seconds is None) == (c.refused is not None)
-        assert c.refused is None or re.match(
-            r"arguments and results are .* KiB, more than memory, \d", c.refused
-        )
-    assert "is compared with held" in " ".join(str(found).split())
-    compiled = search(squares, *args, mesh=mesh22, memory=least, compiled=True)
-    assert "is compared with XLA's peak" in str(compiled) and not usable(compiled)
-    assert all(c.peak > least and re.match("XLA.s peak is", c.refused) for c in compiled)
-
-
-# ------------------------------------------------------------------------- compiling, running
+# ------------------------------------------------------------------------- compiling
 
 
 def test_xlas_figures_are_those_of_the_compiled_steps(mesh22):
@@ -206,52 +169,9 @@ def test_xlas_figures_are_those_of_the_compiled_steps(mesh22):
             compiled = product(c.axis_resources).lower(*ARGS).compile()
         memory = compiled.memory_analysis()
         assert c.flops == compiled.cost_analysis().get("flops", 0.0)
-        assert c.peak >= memory.argument_size_in_bytes + memory.output_size_in_bytes
+        held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        assert c.peak >= held + memory.temp_size_in_bytes  # which XLA's own peak lacks on CPUs
     assert {"FLOPS", "PEAK"} <= {*str(found).split()}
-
-
-def test_the_fastest_of_three_is_found():
-    """Fake devices share the cores, so the step itself does 1, 4 or 16 times the work, on one device or on eight."""
-    turns = {(): 512, "x": 4, ("x", "y"): 16}
-
-    def make(resources):
-        f = xmap(jnp.sin, ["i", ...], ["i", ...], axis_resources=resources)
-        count = turns[resources.get("i", ())]
-        return lambda v, w: (f(v), lax.fori_loop(0, count, lambda _, u: jnp.tanh(u @ u), w))
-
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
-    args = np.ones((8, 2), np.float32), np.eye(300, dtype=np.float32)
-    make_some = lambda resources: (
-        make(resources) if resources.get("i", ()) in turns else {}["not one of the three"]
-    )
-    found = search(make_some, *args, mesh=mesh, measure=3)
-    run = [c for c in found if c.seconds is not None]
-    assert [c.axis_resources for c in run] == [{"i": "x"}, {"i": ("x", "y")}, {}] and found[
-        0
-    ] is run[0]
-    assert all(a.seconds < b.seconds for a, b in itertools.pairwise(run))
-    assert found.ties == "" and all(c.noise is not None for c in run)
-    assert "the fastest first" in str(found) and "MEDIAN" in str(found)
-
-
-def test_what_differs_by_less_than_the_noise_is_said(mesh22):
-    found = search(product, *ARGS, mesh=mesh22)
-    first, second, third, *rest = usable(found)
-    times = [(first, 1.0, 0.1), (second, 1.15, 0.1), (third, 1.5, 0.1)]
-    run = [dataclasses.replace(c, seconds=t, noise=noise) for c, t, noise in times]
-    found = dataclasses.replace(found, found=(*run, *rest))
-    assert found.ties == f"measured: {first.name} and {second.name} differ by less than the noise"
-    assert "differ by less than the noise" in " ".join(str(found).split())
-
-
-def test_donated_arguments_are_copied_for_every_call(mesh22):
-    def make(resources):
-        return xmap(lambda v: v + 1, ["i"], ["i"], axis_resources=resources, donate_argnums=(0,))
-
-    v = jnp.arange(8.0)
-    found = search(make, v, mesh=mesh22, measure=10)
-    assert all(c.seconds is not None for c in found) and {} in [c.axis_resources for c in found]
-    np.testing.assert_array_equal(v, np.arange(8.0))
 
 
 # -------------------------------------------------------------------------------- the table
@@ -281,33 +201,12 @@ def test_a_dictionary_has_all_of_it(mesh22):
     assert (first["bytes_held"], first["name"]) == (found[0].bytes_held, found[0].name)
 
 
-def test_what_is_held_and_sent_is_drawn(mesh22, tmp_path):
-    found = search(product, *ARGS, mesh=mesh22)
-    found.save_svg(tmp_path / "found.svg")
-    space = "{http://www.w3.org/2000/svg}"
-    tree = ElementTree.parse(tmp_path / "found.svg").getroot()
-    texts = [t.text for t in tree.iter(f"{space}text")]
-    for c in usable(found):
-        words = (
-            f"{c.name}: holds {c.bytes_held} B, sends {sum(c.bytes_sent.values())} B"
-            + ", dominated" * c.dominated
-        )
-        assert texts.count(words) == 1
-    bars = [
-        float(r.get("width"))
-        for r in tree.iter(f"{space}rect")
-        if r.get("class") in ("sent", "back")
-    ][2:]
-    counts = [n for c in usable(found) for n in (c.bytes_held, sum(c.bytes_sent.values()))]
-    assert bars == pytest.approx([max(468 * n / max(counts), 2) for n in counts], abs=0.1)
-
-
 def test_names_of_candidates_are_short():
     resources = {"batch": ("x", SerialLoop(4)), "hidden": "y", "other": ("y", "x")}
     assert Candidate(resources).name == "batch: x+SerialLoop(length=4), hidden: y, other: y+x"
     assert Candidate({}).name == "one device"
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Candidate({}).seconds = 1.0
+        Candidate({}).devices = 2
 
 
 # --------------------------------------------------------------------------------- mistakes
@@ -362,13 +261,6 @@ def test_a_step_that_is_no_maker_gets_one_line(mesh22):
         ),
         ({"mesh": "x"}, "The argument mesh of search should be a mesh, .* but got 'x'"),
         ({"fixed": "i"}, "The argument fixed of search should be a mapping"),
-        ({"memory": "1GB"}, "The argument memory of search should be a number"),
-        (
-            {"memory": float("nan")},
-            "The argument memory of search should be a number of bytes, but got nan",
-        ),
-        ({"measure": 1.5}, "The argument measure of search should be a whole number"),
-        ({"measure": True}, "The argument measure of search should be a whole number"),
     ],
 )
 def test_arguments_of_another_kind_are_refused_by_name(mesh22, arguments, message):
@@ -380,8 +272,8 @@ def test_arguments_of_another_kind_are_refused_by_name(mesh22, arguments, messag
 def test_what_cannot_be_compiled_is_refused(mesh22):
     """JAX does not move an array that was put on a device of its own where a mesh is used."""
     elsewhere = jax.device_put(jnp.ones((4, 8)), mesh22.devices.flat[3])
-    found = search(product, elsewhere, jnp.ones((8, 6)), mesh=mesh22, measure=100)
-    assert found[0].axis_resources == {} and found[0].seconds > 0
+    found = search(product, elsewhere, jnp.ones((8, 6)), mesh=mesh22, compiled=True)
+    assert found[0].axis_resources == {} and found[0].peak > 0
     assert len(found) == len(search(product, *ARGS, mesh=mesh22))
     reasons = [c.refused for c in found if c.refused and c.bytes_held]
     assert reasons and all("Received incompatible" in r for r in reasons)

@@ -226,8 +226,8 @@ def test_the_state_of_500_billion_parameters_needs_many_devices():
     weights, *_, x = args
     held = 4 * sum(np.prod(w.shape, dtype=float) for w in weights)
     assert held == pytest.approx(2e12, rel=0.01)
-    found = search(make, *args, mesh=mesh, memory=96e9)
-    assert "more than memory" in candidate_of(found, {"batch": ("x", "y")}).refused
+    found = search(make, *args, mesh=mesh)
+    assert candidate_of(found, {"batch": ("x", "y")}).bytes_held > 96e9
     right = candidate_of(found, best)
     assert right.bytes_held == held / 4096 + 2 * np.prod(x.shape, dtype=float) / 4096 + 4
 

@@ -291,6 +291,16 @@ def test_derivatives_inside_of_dimensions_and_types_that_a_contraction_loses(res
     np.testing.assert_array_equal(rounded, w[:, :3])
 
 
+@pytest.mark.parametrize("precision", [("high", "default"), "F32_F32_F32"], ids=str)
+def test_a_precision_is_spelled_as_in_dot_general(precision):
+    v = np.ones((4, 3), np.float32)
+    own = lambda v, w: jnp.einsum("ij,ik->jk", v, w, precision=precision)
+    over_i = lambda v, w: pdot(v, w, "i", precision=precision)
+    mapped = xmap(over_i, (["i", "j"], ["i", "k"]), ["j", "k"])
+    precisions = lambda fun: re.findall(r"precision=(.*)", str(jax.make_jaxpr(fun)(v, v)))
+    assert precisions(mapped) == precisions(own) != []
+
+
 def test_the_dots_of_a_derivative_have_the_types_of_jax():
     v = jnp.ones((4, 3), jnp.bfloat16)
     own = lambda v, w: lax.dot_general(

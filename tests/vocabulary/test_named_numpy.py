@@ -303,6 +303,15 @@ def test_any_and_all_of_nothing(resources, mesh42):
             assert bool(of_nothing(np.zeros(0, np.float32))) == expected
 
 
+def test_a_traced_option_and_an_axis_of_a_vmap(rng):
+    x = rng.normal(size=6).astype(np.float32)
+    quantile = xmap(lambda v, q: xnp.quantile(v, q, axis="i"), (["i"], {}), {})
+    np.testing.assert_allclose(quantile(x, 0.3), np.quantile(x, 0.3), rtol=1e-6)
+    sums = jax.vmap(lambda v: xnp.cumsum(v, axis="i"), axis_name="i")
+    np.testing.assert_allclose(sums(x), np.cumsum(x), rtol=1e-5)
+    assert sums(x[:0]).shape == (0,)
+
+
 OF_WHOLE = {
     "cumsum": (xnp.cumsum, jnp.cumsum),
     "cumprod": (xnp.cumprod, jnp.cumprod),

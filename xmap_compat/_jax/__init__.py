@@ -122,7 +122,13 @@ from xmap_compat._jax.types import (
     with_weak_type,
 )
 
-_without_origin = lambda x: ("hidden" if isinstance(x, jax.core.Tracer) else "constant", None)  # noqa: E731
+
+def _without_origin(x):
+    if isinstance(x, jax.core.Tracer):
+        return "hidden", None
+    return "constant", None
+
+
 # What stands in where this JAX lacks something private that an optional part needs.
 note_checks = optional("checks", note_checks=lambda: None).note_checks
 axes_of_spmd_vmap = optional("spmd", axes_of_spmd_vmap=frozenset).axes_of_spmd_vmap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,9 +14,9 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from xmap_compat._jax.jaxprs import is_ours, walk
-from xmap_compat._jax.primitives import Level, Primitive, bind
+from xmap_compat._jax.primitives import Level, Primitive, bind, linear_operands, sizes_of_batch
 from xmap_compat._jax.tracing import plainly
-from xmap_compat._jax.types import varying_axes_of, varying_like
+from xmap_compat._jax.types import float0, varying_axes_of, varying_like
 
 _ARE_OURS: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
@@ -23,7 +24,7 @@ _ARE_OURS: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 def is_of_jax(primitive: Any) -> bool:
     """Whether JAX, or this package, defines a primitive: one of their modules holds this object.
 
-    A name tells nothing, as anybody may call a primitive "add".
+    The name of a primitive does not say so, as anybody may call one "add".
     """
     known = _ARE_OURS.get(primitive)
     if known is None:
@@ -44,8 +45,8 @@ def _is_held_by_jax(primitive):
 def has_custom_batching(eqn: Any) -> bool:
     """Whether a batching rule of a library, or of the user, takes part in batching an equation.
 
-    JAX's own rules keep elements apart, and their results vary over all that the operands vary
-    over; so they need not be asked.
+    JAX's rules compute each element from its operands, and their results vary over all that the
+    operands vary over; so they need not be asked.
     """
     if eqn.primitive.name == "custom_vmap_call" or not is_of_jax(eqn.primitive):
         return True
@@ -62,8 +63,9 @@ def holds_custom_batching(held: Any) -> bool:
 
 def operation_name(eqn: Any) -> str:
     """What users call an operation: a class of theirs, or a primitive."""
-    operation = eqn.params.get("_prim")
-    return eqn.primitive.name if operation is None else type(operation).__name__
+    if "_prim" in eqn.params:
+        return type(eqn.params["_prim"]).__name__
+    return eqn.primitive.name
 
 
 def library_of(primitive: Any) -> str:
@@ -80,10 +82,15 @@ def batched(
     Args:
       results: the levels that each result varies over; it has a leading dimension for each.
     """
-    for k, (size, positions) in reversed(list(enumerate(levels))):
-        out_axes = [0 if k in varying else None for varying in results]
+    for level, (size, positions) in reversed(list(enumerate(levels))):
+        out_axes = [_first_if(level in varying) for varying in results]
         fun = jax.vmap(fun, tuple(positions), out_axes, axis_size=size)
     return fun
+
+
+def _first_if(is_mapped):
+    """A mapped dimension in front."""
+    return 0 if is_mapped else None
 
 
 def varying_results(
@@ -103,26 +110,25 @@ def varying_results(
         varying[:] = [set() for _ in outs]
         return outs
 
-    def noting(level):
-        def note(mapped):
-            for found, is_mapped in zip(varying, mapped, strict=True):
-                found.update([level] if is_mapped else [])
-
-        return note
-
     asked = counted
     for level, (size, positions) in reversed(list(enumerate(levels))):
-        anchor = next(k for k, position in enumerate(positions) if position is not None)
-        asked = jax.vmap(_observed(asked, anchor, noting(level)), tuple(positions), axis_size=size)
+        note = functools.partial(_note, varying, level)
+        asked = jax.vmap(_observed(asked, positions, note), tuple(positions), axis_size=size)
     jax.eval_shape(asked, *types)
     return list(map(frozenset, varying))
 
 
-def _observed(fun, anchor, note):
-    """``fun``, which tells ``note`` which of its results are mapped by the ``vmap`` around it.
+def _note(varying, level, is_mapped):
+    for found, mapped in zip(varying, is_mapped, strict=True):
+        if mapped:
+            found.add(level)
+
+
+def _observed(fun, positions, note):
+    """``fun``, which calls ``note`` with which of its results the ``vmap`` around it maps.
 
     Args:
-      anchor: the position of an argument that is mapped.
+      positions: those of the mapped dimensions of the arguments, of which one is not None.
     """
 
     def passed_on(_, *outs):
@@ -138,16 +144,22 @@ def _observed(fun, anchor, note):
 
     def observed(*xs):
         outs = fun(*xs)
-        return list(observe(xs[anchor], *outs)) if outs else outs
+        if not outs:
+            return outs
+        # The rule is called for a mapped argument, be it one that no result needs.
+        mapped = next(x for x, position in zip(xs, positions) if position is not None)
+        return list(observe(mapped, *outs))
 
     return observed
 
 
 def jaxpr_of_equation(eqn: Any) -> Any:
     """The closed jaxpr of one equation."""
-    return _plain_jaxpr(
-        lambda *xs: bind(eqn.primitive, xs, eqn.params), [v.aval for v in eqn.invars]
-    )
+
+    def bound(*xs):
+        return bind(eqn.primitive, xs, eqn.params)
+
+    return _plain_jaxpr(bound, [v.aval for v in eqn.invars])
 
 
 def _plain_jaxpr(fun, avals):
@@ -168,9 +180,8 @@ def _untyped_call_types(*avals, jaxpr):
 
 def _lower_untyped_call(ctx, *args, jaxpr):
     lower = mlir.lower_fun(jex_core.jaxpr_as_fun(jaxpr), multiple_results=True)
-    return plainly(
-        lambda: lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args)
-    )
+    untyped = ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals)
+    return plainly(lambda: lower(untyped, *args))
 
 
 def _untyped_call(fun, *args):
@@ -178,73 +189,67 @@ def _untyped_call(fun, *args):
 
 
 def _batch_untyped_call(args, dims, *, jaxpr):
-    moved = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims)]
-    in_axes = [None if d is None else 0 for d in dims]
-    (size,) = {x.shape[0] for x, d in zip(moved, in_axes) if d is not None}
+    moved = []
+    for x, dim in zip(args, dims):
+        moved.append(x if dim is None else jax.numpy.moveaxis(x, dim, 0))
+    [size] = sizes_of_batch(args, dims)
+    levels = [(size, [_first_if(dim is not None) for dim in dims])]
     call = jex_core.jaxpr_as_fun(jaxpr)
-    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in moved]
-    levels = [(size, in_axes)]
     varying = [frozenset([0])] * len(jaxpr.out_avals)
     if any(map(has_custom_batching, jaxpr.eqns)):
+        types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in moved]
         varying = plainly(lambda: varying_results(call, types, levels), in_our_shard_map=True)
     outs = _untyped_call(batched(call, levels, varying), *moved)
-    return outs, [0 if of_result else None for of_result in varying]
+    return outs, [_first_if(of_result) for of_result in varying]
 
 
 def _jvp_untyped_call(primals, tangents, *, jaxpr):
-    """The tangents are a call of their own, which is linear in the tangents of the operands."""
+    """The tangents are another call, which is linear in the tangents of the operands."""
     moving = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
-    inexact = _smooth_results(jaxpr)
+    smooth = _smooth_results(jaxpr)
 
     def pushed(*args):
-        primals, tangents = args[: -len(moving)], args[-len(moving) :]
-        fun = lambda *xs: [_call_with(jaxpr, primals, moving, xs)[k] for k in inexact]  # noqa: E731
-        return jax.jvp(fun, tuple(primals[k] for k in moving), tangents)[1]
+        primals = args[: len(jaxpr.in_avals)]
+        fun = functools.partial(_smooth_part, jaxpr, primals, moving)
+        _, pushed = jax.jvp(fun, [primals[k] for k in moving], args[len(primals) :])
+        return pushed
 
     outs = untyped_call_p.bind(*primals, jaxpr=jaxpr)
-    out_tangents = dict(
-        zip(inexact, _untyped_call(pushed, *primals, *(tangents[k] for k in moving)))
-    )
-    zeros = (ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs)
-    return outs, [out_tangents.get(k, zero) for k, zero in enumerate(zeros)]
+    out_tangents = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
+    found = _untyped_call(pushed, *primals, *(tangents[k] for k in moving))
+    for k, tangent in zip(smooth, found):
+        out_tangents[k] = tangent
+    return outs, out_tangents
 
 
 def _smooth_results(jaxpr):
     """The positions of results that have a tangent: integers have none."""
-    return [
-        k
-        for k, aval in enumerate(jaxpr.out_avals)
-        if aval.to_tangent_aval().dtype != jax.dtypes.float0
-    ]
+    types = [aval.to_tangent_aval() for aval in jaxpr.out_avals]
+    return [k for k, aval in enumerate(types) if aval.dtype != float0]
+
+
+def _smooth_part(jaxpr, args, where, *values):
+    """The results that have a tangent, for arguments of which those at ``where`` are replaced."""
+    given = dict(enumerate(args)) | dict(zip(where, values))
+    outs = jex_core.jaxpr_as_fun(jaxpr)(*given.values())
+    return [outs[k] for k in _smooth_results(jaxpr)]
 
 
 def _transpose_untyped_call(cts, *operands, jaxpr):
-    linear = [k for k, x in enumerate(operands) if ad.is_undefined_primal(x)]
-    inexact = _smooth_results(jaxpr)
-    known = [x for x in operands if not ad.is_undefined_primal(x)]
+    linear = linear_operands(operands)
+    known = [k for k in range(len(operands)) if k not in linear]
+    smooth = _smooth_results(jaxpr)
 
     def pulled(*args):
-        rest = iter(args)
-        primals = [None if k in linear else next(rest) for k in range(len(operands))]
+        primals = dict.fromkeys(range(len(operands))) | dict(zip(known, args))
+        fun = functools.partial(_smooth_part, jaxpr, primals.values(), linear)
+        transposed = jax.linear_transpose(fun, *(jaxpr.in_avals[k] for k in linear))
+        return transposed(list(args[len(known) :]))
 
-        def fun(*xs):
-            outs = _call_with(jaxpr, primals, linear, xs)
-            return [outs[k] for k in inexact]
-
-        return jax.linear_transpose(fun, *(jaxpr.in_avals[k] for k in linear))(list(rest))
-
-    smooth_cts = [ad.instantiate_zeros(cts[k]) for k in inexact]
-    cotangents = dict(zip(linear, _untyped_call(pulled, *known, *smooth_cts)))
-    return [cotangents.get(k) for k in range(len(operands))]
-
-
-def _call_with(jaxpr, args, where, values):
-    """The results of a jaxpr for its arguments, of which those at the positions ``where`` are
-    replaced.
-    """
-    return jex_core.jaxpr_as_fun(jaxpr)(
-        *{**dict(enumerate(args)), **dict(zip(where, values))}.values()
-    )
+    smooth_cts = [ad.instantiate_zeros(cts[k]) for k in smooth]
+    found = _untyped_call(pulled, *(operands[k] for k in known), *smooth_cts)
+    cotangents = dict.fromkeys(range(len(operands))) | dict(zip(linear, found))
+    return list(cotangents.values())
 
 
 mlir.register_lowering(untyped_call_p, _lower_untyped_call)

@@ -122,7 +122,7 @@ class CustomVjp(NamedTuple):
         """The user's rules.
 
         Returns:
-          ``fwd(perturbed, *primals) -> [*residuals, *outs]``, where ``perturbed`` tells of each
+          ``fwd(perturbed, *primals) -> [*residuals, *outs]``, where ``perturbed`` says of each
           primal whether it is differentiated; ``bwd(*residuals, *cotangents) -> cotangents of the
           primals``; and ``layout() -> (out_tree, res_tree, forwarded)``, valid once fwd has run:
           ``forwarded[k]`` is the primal that serves as residual k, or None where fwd returned it.
@@ -131,16 +131,19 @@ class CustomVjp(NamedTuple):
         _, fwd, bwd = bound["subfuns"]
 
         def run_fwd(perturbed, *primals):
-            flagged = [x for pair in zip(primals, perturbed, strict=True) for x in pair]
+            flagged: list[Any] = []
+            for pair in zip(primals, perturbed, strict=True):
+                flagged.extend(pair)
             return fwd.call_wrapped(*flagged)
 
         def run_bwd(*args):
-            out = bwd.call_wrapped(*args)
-            # Since 0.10 the flattened rule may return (cotangents, logs).
-            has_logs = (
-                isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], (list, tuple))
-            )
-            return list(map(instantiate_symbolic, out[0] if has_logs else out))
+            cotangents = bwd.call_wrapped(*args)
+            if isinstance(cotangents, tuple) and len(cotangents) == 2:
+                # Since 0.10 the flattened rule may return (cotangents, logs).
+                first, _ = cotangents
+                if isinstance(first, (list, tuple)):
+                    cotangents = first
+            return list(map(instantiate_symbolic, cotangents))
 
         return traced_as(fwd.f, run_fwd), traced_as(bwd.f, run_bwd), bound["out_trees"]
 
@@ -196,7 +199,7 @@ class Expanded(NamedTuple):
 
 
 class ShardMap(NamedTuple):
-    """``jax.shard_map``: the user's own in a body; in a staged program ours too.
+    """``jax.shard_map``: that of the user in a body; in a staged program ours too.
 
     Attributes:
       body: what runs on each device.
@@ -232,8 +235,10 @@ _Structured = (
 
 def read(eqn: Any) -> _Structured | None:
     """What a structured equation holds; None for an ordinary primitive."""
-    reader = _READERS.get(eqn.primitive.name)
-    return None if reader is None else reader(eqn.params)
+    name = eqn.primitive.name
+    if name not in _READERS:
+        return None
+    return _READERS[name](eqn.params)
 
 
 def with_traced_transpose(eqn: Any, trace: Callable[[Callable[[], Any]], Any]) -> Any:
@@ -245,17 +250,11 @@ def with_traced_transpose(eqn: Any, trace: Callable[[Callable[[], Any]], Any]) -
 def _scan(params):
     """Flat trees ``ft_in`` replace ``num_consts`` and ``num_carry`` since 0.11."""
     if "num_consts" in params:
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        counts = [params["num_consts"], params["num_carry"]]
     else:
-        num_consts, num_carry, _ = map(len, params["ft_in"].unpack())
-    return Scan(
-        params["jaxpr"],
-        num_consts,
-        num_carry,
-        params["length"],
-        params["reverse"],
-        params["unroll"],
-    )
+        *counts, _ = map(len, params["ft_in"].unpack())
+    body = params["jaxpr"]
+    return Scan(body, *counts, params["length"], params["reverse"], params["unroll"])
 
 
 def _custom_jvp(params):
@@ -280,7 +279,8 @@ def _operation(params):
     if not isinstance(operation, HiPrim):
         return None
     kind = type(operation)
-    in_tree, out_tree = map(jax.tree.structure, (operation.in_avals, operation.out_aval))
+    in_tree = jax.tree.structure(operation.in_avals)
+    out_tree = jax.tree.structure(operation.out_aval)
 
     def apply(*leaves):
         return jax.tree.leaves(operation.expand(*in_tree.unflatten(leaves)))
@@ -297,13 +297,22 @@ def _operation(params):
         return None
 
     def rule(*args):
-        primals, tangents = args[: len(args) // 2], args[len(args) // 2 :]
-        zeros = [ad.Zero(jax.typeof(t)) if jax.typeof(t).dtype == float0 else t for t in tangents]
-        outs, moved = operation.jvp(in_tree.unflatten(primals), in_tree.unflatten(zeros))
-        found = (None if isinstance(t, ad.Zero) else t for t in out_tree.flatten_up_to(moved))
+        primals = in_tree.unflatten(args[: len(args) // 2])
+        tangents = in_tree.unflatten(map(_zero_of_float0, args[len(args) // 2 :]))
+        outs, out_tangents = operation.jvp(primals, tangents)
+        found = map(_none_of_zero, out_tree.flatten_up_to(out_tangents))
         return [*out_tree.flatten_up_to(outs), *found]
 
     return HijaxOperation(apply, rule, list(subjaxprs(operation.params)))
+
+
+def _zero_of_float0(tangent):
+    aval = jax.typeof(tangent)
+    return ad.Zero(aval) if aval.dtype == float0 else tangent
+
+
+def _none_of_zero(tangent):
+    return None if isinstance(tangent, ad.Zero) else tangent
 
 
 def _is_function(held):
@@ -315,9 +324,16 @@ def _is_inexact(aval):
 
 
 def _shard_map(params):
-    mapped = frozenset(params["newly_manual_axes" if VERSION >= (0, 10, 2) else "manual_axes"])
-    mesh, specs = params["mesh"], (params["in_specs"], params["out_specs"])
-    return ShardMap(params["jaxpr"], dict(mesh.shape), *specs, mapped, mesh)
+    mapped = params["newly_manual_axes" if VERSION >= (0, 10, 2) else "manual_axes"]
+    mesh = params["mesh"]
+    return ShardMap(
+        body=params["jaxpr"],
+        mesh_shape=dict(mesh.shape),
+        in_specs=params["in_specs"],
+        out_specs=params["out_specs"],
+        mapped=frozenset(mapped),
+        mesh=mesh,
+    )
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], _Structured | None]] = {
@@ -347,19 +363,19 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], _Structured | None]] = {
 
 
 def inline_calls(jaxpr: Any, kept: Container[Any]) -> Any:
-    """An open jaxpr in which the equations of jitted functions, under variables of their own,
+    """An open jaxpr in which the equations of jitted functions, under new variables,
     replace their calls.
 
     Calls of the jaxprs in ``kept`` stay.
     """
     env: dict[Any, Any] = {}
     eqns = list(_inlined(jaxpr, kept, env, source_info_util.NameStack()))
-    return jaxpr.replace(eqns=eqns, outvars=[_renamed(env, v) for v in jaxpr.outvars])
+    return jaxpr.replace(eqns=eqns, outvars=_renamed(env, jaxpr.outvars))
 
 
 def _inlined(jaxpr, kept, env, stack):
     for eqn in jaxpr.eqns:
-        operands = [_renamed(env, v) for v in eqn.invars]
+        operands = _renamed(env, eqn.invars)
         info = eqn.source_info.replace(name_stack=stack + eqn.source_info.name_stack)
         called = read(eqn)
         if isinstance(called, Call) and called.body not in kept:
@@ -367,12 +383,17 @@ def _inlined(jaxpr, kept, env, stack):
             literals = [Literal(c, jax.typeof(c)) for c in consts]
             inner = dict(zip(input_vars(body), [*literals, *operands], strict=True))
             yield from _inlined(body, kept, inner, info.name_stack)
-            env.update(zip(eqn.outvars, [_renamed(inner, v) for v in body.outvars], strict=True))
+            results = _renamed(inner, body.outvars)
         else:
             results = [jex_core.Var(v.aval) for v in eqn.outvars]
-            env.update(zip(eqn.outvars, results))
             yield eqn.replace(invars=operands, outvars=results, source_info=info)
+        env.update(zip(eqn.outvars, results, strict=True))
 
 
-def _renamed(env, atom):
-    return atom if isinstance(atom, Literal) else env.get(atom, atom)
+def _renamed(env, atoms):
+    renamed = []
+    for atom in atoms:
+        if not isinstance(atom, Literal):  # literals have no hash
+            atom = env.get(atom, atom)
+        renamed.append(atom)
+    return renamed

@@ -18,12 +18,17 @@ references = optional("references", discharged=lambda closed: None)
 
 Literal = jex_core.Literal
 # Operations that JAX, or a user, defines as classes: since 0.11.2.
-HiPrim: Any = getattr(hijax, "HiPrim") if VERSION >= (0, 11, 2) else ()  # noqa: B009
+HiPrim: Any = ()
+if VERSION >= (0, 11, 2):
+    HiPrim = getattr(hijax, "HiPrim")  # noqa: B009
 
 
 # Objects that have no public name are taken from a program that has them.
-_sample_collective = lambda x: jax.lax.pbroadcast(jax.lax.psum_scatter(x, "i", tiled=True), "i", 0)  # noqa: E731
-_sample = jax.make_jaxpr(_sample_collective, axis_env=[("i", 1)])(
+def _sample_collectives(x):
+    return jax.lax.pbroadcast(jax.lax.psum_scatter(x, "i", tiled=True), "i", 0)
+
+
+_sample = jax.make_jaxpr(_sample_collectives, axis_env=[("i", 1)])(
     jax.ShapeDtypeStruct((1,), "float32")
 )
 reduce_scatter_p, pbroadcast_p = (eqn.primitive for eqn in _sample.eqns)
@@ -60,14 +65,19 @@ _LEAVES = (str, int, float, type(None), np.dtype)
 
 def subjaxprs(params: Any) -> Iterator[Any]:
     """Every jaxpr inside an equation's parameters, whatever container hides it."""
-    if isinstance(params, (dict, tuple, list, Mapping)):
-        for value in params.values() if isinstance(params, Mapping) else params:
-            if not isinstance(value, _LEAVES):  # most values: no call for each
-                yield from subjaxprs(value)
-    elif isinstance(params, (jex_core.Jaxpr, jex_core.ClosedJaxpr)):
+    if isinstance(params, (jex_core.Jaxpr, jex_core.ClosedJaxpr)):
         yield params
+        return
+    held = ()
+    if isinstance(params, Mapping):
+        held = params.values()
+    elif isinstance(params, (tuple, list)):
+        held = params
     elif isinstance(params, HiPrim):
-        yield from subjaxprs(params.params)
+        held = params.params.values()
+    for value in held:
+        if not isinstance(value, _LEAVES):  # most values: no call for each
+            yield from subjaxprs(value)
 
 
 def walk(held: Any, once: bool = False) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -78,17 +88,17 @@ def walk(held: Any, once: bool = False) -> Iterator[tuple[Any, tuple[Any, ...]]]
       held: a jaxpr, or the parameters of an equation, which may hold some.
       once: whether a jaxpr that occurs several times is entered only the first time.
     """
-    return _walk(held, (), set() if once else None)
+    return _walk(held, (), once, set())
 
 
-def _walk(held, around, entered):
+def _walk(held, around, once, entered):
     for jaxpr in subjaxprs(held):
-        if entered is None or id(jaxpr) not in entered:
-            if entered is not None:
-                entered.add(id(jaxpr))
-            for eqn in open_jaxpr(jaxpr)[0].eqns:
-                yield eqn, around
-                yield from _walk(eqn.params, (*around, eqn), entered)
+        if once and id(jaxpr) in entered:
+            continue
+        entered.add(id(jaxpr))
+        for eqn in open_jaxpr(jaxpr)[0].eqns:
+            yield eqn, around
+            yield from _walk(eqn.params, (*around, eqn), once, entered)
 
 
 def without_dead_code(jaxpr: Any) -> Any:
@@ -112,20 +122,25 @@ def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) ->
     discharged: list[Any] = []
 
     def within(*args):
-        discharged.append(references.discharged(closed))
-        return [] if discharged[0] is None else jex_core.jaxpr_as_fun(discharged[0])(*args)
+        plain = references.discharged(closed)
+        discharged.append(plain)
+        if plain is None:
+            return []
+        return jex_core.jaxpr_as_fun(plain)(*args)
 
     passing_on = jax.make_jaxpr(within, axis_env=axis_env)(*closed.in_avals)
-    return None if discharged[0] is None else passing_on
+    if discharged == [None]:
+        return None
+    return passing_on
 
 
 def _uses_references(walked):
     """Whether an equation uses references, other than those within a kernel of Pallas."""
     eqn, around = walked
-    in_kernel = any(outer.primitive.name == "pallas_call" for outer in around)
-    return not in_kernel and any(
-        isinstance(v.aval, jax.ref.AbstractRef) for v in (*eqn.invars, *eqn.outvars)
-    )
+    if any(outer.primitive.name == "pallas_call" for outer in around):
+        return False
+    types = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    return any(isinstance(aval, jax.ref.AbstractRef) for aval in types)
 
 
 def is_reference(x: Any) -> bool:
@@ -140,8 +155,10 @@ def bind_params(primitive: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     bound = primitive.get_bind_params(dict(params))
     if VERSION >= (0, 9, 2):
         return bound
-    subfuns, others = bound  # the functions are arguments there, before the operands
-    return {**others, "subfuns": subfuns} if subfuns else others
+    functions, bound = bound  # the functions are arguments there, before the operands
+    if functions:
+        bound["subfuns"] = functions
+    return bound
 
 
 def has_side_effect(eqn: Any) -> bool:

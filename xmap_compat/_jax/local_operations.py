@@ -1,4 +1,4 @@
-"""Operations of one device whose types JAX does not find by itself, gathers and reshapes among them."""
+"""Operations of one device whose types JAX does not find, such as gathers and reshapes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[st
     Pallas kernels with loops that do not type-check there, nor would they in a ``shard_map``
     written by hand with ``check_vma=True``.
     """
-    params: dict[str, Any] = {
-        k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()
-    }
+    params = dict(eqn.params)
+    for recorded in ("sharding", "out_sharding"):
+        if recorded in params:
+            params[recorded] = None
     if eqn.primitive.name == "call_hi_primitive":
         params["_prim"] = _varying_operation(params["_prim"], mesh_axes)
     if eqn.primitive.name == "pallas_call" and not params["interpret"]:
@@ -45,29 +46,25 @@ def _needs_plain_types(eqn, params, mesh_axes):
     primitive = eqn.primitive
     if primitive.name == "pallas_call":
         return params["interpret"]
-    if primitive.name in ("reduce", "cholesky_update", "erf", "erfc"):
-        return bool(
-            mesh_axes
-        )  # the user's computation in the derivative, constants or branches do not vary
     if primitive.name == "regularized_incomplete_beta":
         # Before 0.12 its lowering loops from constants to values that vary.
-        return not VERSION >= (0, 12, 0)
-    if (
-        eqn.effects
-        or not mesh_axes
-        or not (primitive in ad.primitive_jvps or primitive in ad.primitive_transposes)
-    ):
+        return VERSION < (0, 12, 0)
+    if not mesh_axes:
+        return False
+    if primitive.name in ("reduce", "cholesky_update", "erf", "erfc"):
+        # The user's computation in the derivative, constants or branches do not vary.
+        return True
+    has_derivative = primitive in ad.primitive_jvps or primitive in ad.primitive_transposes
+    if eqn.effects or not has_derivative:
         return False
     if not is_of_jax(primitive):
         return True  # derivatives of other libraries make constants, which do not vary
     if primitive not in _FORGETFUL:
-        types, _ = primitive.abstract_eval(
-            *(varying_like(v.aval, mesh_axes) for v in eqn.invars), **params
-        )
-        types = types if primitive.multiple_results else [types]
-        _FORGETFUL[primitive] = any(
-            not varying_axes_of(aval).issuperset(mesh_axes) for aval in types
-        )
+        operands = [varying_like(v.aval, mesh_axes) for v in eqn.invars]
+        types, _ = primitive.abstract_eval(*operands, **params)
+        if not primitive.multiple_results:
+            types = [types]
+        _FORGETFUL[primitive] = not all(varying_axes_of(t).issuperset(mesh_axes) for t in types)
     return _FORGETFUL[primitive]
 
 
@@ -80,42 +77,51 @@ def _varying_operation(operation, mesh_axes):
     """An operation that carries the types of its operands and results (``HiPrim``, since 0.11.2),
     on varying ones.
     """
-    vary = lambda avals: jax.tree.map(lambda aval: varying_like(aval, mesh_axes), avals)  # noqa: E731
+
+    def vary(aval):
+        return varying_like(aval, mesh_axes)
+
     varying = copy.copy(operation)
-    varying.in_avals, varying.out_aval = vary(operation.in_avals), vary(operation.out_aval)
+    varying.in_avals = jax.tree.map(vary, operation.in_avals)
+    varying.out_aval = jax.tree.map(vary, operation.out_aval)
     HiPrim.__init__(varying)
     return varying
 
 
 def reshaped(x: Any, shape: Sequence[int]) -> Any:
-    """``lax.reshape`` that tells JAX how the result is sharded, where Explicit axes shard
-    dimensions that it keeps.
+    """``lax.reshape`` that says how the result is sharded, where Explicit axes shard dimensions
+    that it keeps.
     """
     spec = explicit_spec(x)
-    if not any(spec):
-        return lax.reshape(x, shape)
     front = _agreeing(x.shape, shape)
     back = _agreeing(x.shape[front:][::-1], shape[front:][::-1])
-    if any(spec[front : len(spec) - back]):
+    end = len(spec) - back
+    if not any(spec) or any(spec[front:end]):
         return lax.reshape(x, shape)
-    kept = (*spec[:front], *(None,) * (len(shape) - front - back), *spec[len(spec) - back :])
-    return lax.reshape(
-        x, shape, out_sharding=NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*kept))
-    )
+    changed = (None,) * (len(shape) - front - back)
+    kept = PartitionSpec(*spec[:front], *changed, *spec[end:])
+    mesh = jax.sharding.get_abstract_mesh()
+    return lax.reshape(x, shape, out_sharding=NamedSharding(mesh, kept))
 
 
 def _agreeing(some, others):
-    return next(
-        (k for k, (one, other) in enumerate(zip(some, others)) if one != other),
-        min(len(some), len(others)),
-    )
+    """How many of the first dimensions are the same."""
+    same = [one == other for one, other in zip(some, others)]
+    return [*same, False].index(False)
 
 
 def gather(x: Any, axes: Sequence[Any], to: str) -> Any:
     """Tiled ``lax.all_gather`` of the first dimension."""
-    if VERSION >= (0, 10, 0) or to == "varying":
-        return lax.all_gather(x, axes, tiled=True, **({"to": to} if VERSION >= (0, 10, 0) else {}))
+    if VERSION >= (0, 10, 0):
+        return lax.all_gather(x, axes, tiled=True, to=to)
+    if to == "varying":
+        return lax.all_gather(x, axes, tiled=True)
     # It has no public function yet.
-    primitive = next(p for p in ad.primitive_transposes if p.name == "all_gather_invariant")
-    named = {"axis_name": tuple(axes), "axis_size": lax.axis_size(tuple(axes))}
-    return primitive.bind(x, all_gather_dimension=0, tiled=True, **named)
+    by_name = {primitive.name: primitive for primitive in ad.primitive_transposes}
+    return by_name["all_gather_invariant"].bind(
+        x,
+        all_gather_dimension=0,
+        axis_name=tuple(axes),
+        axis_size=lax.axis_size(tuple(axes)),
+        tiled=True,
+    )

@@ -15,13 +15,14 @@ from jax._src.mesh import get_concrete_mesh
 from xmap_compat._jax.nice import optional
 from xmap_compat._jax.patches import Patch, Restoration, replaced
 
-# The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of
+# The state that ``with Mesh`` of JAX sets; if it is gone, xmap sees our contexts and that of
 # ``jax.set_mesh``.
-_NOTHING = lambda *args, **kwargs: None  # noqa: E731
 WITHOUT_CONTEXTS: dict[str, Any] = {
     "innermost": lambda: (None, None),
-    "bare_specs": lambda: (),
-    **dict.fromkeys(("push", "replace", "pop"), _NOTHING),
+    "push": lambda mesh: None,
+    "replace": lambda mesh, base=False: None,
+    "pop": lambda: None,
+    "bare_specs": list,
 }
 contexts = optional("contexts", **WITHOUT_CONTEXTS)
 
@@ -51,11 +52,13 @@ class _Entered(NamedTuple):
     leave: contextlib.ExitStack
 
 
+def _outermost(leave):
+    return _Entered(None, _EMPTY, _EMPTY.abstract_mesh, None, leave)
+
+
 class _EnteredMeshes(threading.local):
     def __init__(self):
-        self.stack: list[_Entered] = [
-            _Entered(None, _EMPTY, _EMPTY.abstract_mesh, None, contextlib.ExitStack())
-        ]
+        self.stack: list[_Entered] = [_outermost(contextlib.ExitStack())]
 
 
 _entered_meshes = _EnteredMeshes()
@@ -68,22 +71,31 @@ def ambient_mesh() -> AnyMesh | None:
     A mesh with devices wins over an abstract one of its shape, which stands for it under
     ``jax.set_mesh`` and in jit.
     """
-    concrete, entered = get_concrete_mesh(), _entered_meshes.stack[-1]
-    mesh, outside = entered.mesh, entered.outside
-    if not _is_innermost(entered):
-        # Only our own contexts know what jax.set_mesh had set when they were entered.
-        mesh, outside = contexts.innermost()[1], concrete
-    if mesh is None or mesh.empty or not (concrete is outside or concrete.empty):
+    concrete = get_concrete_mesh()
+    entered = _entered_meshes.stack[-1]
+    if _is_innermost(entered):
+        mesh = entered.mesh
+        is_set_later = not concrete.empty and concrete is not entered.outside
+    else:
+        # Only our contexts know what jax.set_mesh had set when they were entered.
+        _, mesh = contexts.innermost()
+        is_set_later = False
+    if mesh is None or mesh.empty or is_set_later:
         mesh = concrete
     abstract = jax.sharding.get_abstract_mesh()
+    if abstract.empty:
+        return None if mesh.empty else mesh
     if mesh.empty:
-        return None if abstract.empty else abstract
-    is_later = not (abstract.empty or abstract.manual_axes or abstract is entered.types)
-    return abstract if is_later and abstract.shape_tuple != mesh.shape_tuple else mesh
+        return abstract
+    is_used_later = not abstract.manual_axes and abstract is not entered.types
+    if is_used_later and abstract.shape_tuple != mesh.shape_tuple:
+        return abstract
+    return mesh
 
 
 def _is_innermost(entered):
-    return (innermost := contexts.innermost()[0]) is None or innermost is entered.found_as
+    innermost, _ = contexts.innermost()
+    return innermost is None or innermost is entered.found_as
 
 
 def enter_mesh(mesh: AnyMesh) -> None:
@@ -111,19 +123,21 @@ def _push_mesh(mesh):
             leave.enter_context(jax.set_mesh(_EMPTY))
     if is_abstract or (get_concrete_mesh().empty and not in_manual_region()):
         leave.enter_context(jax.sharding.use_abstract_mesh(_EMPTY.abstract_mesh))
+    with_devices = mesh
     if is_abstract:
+        with_devices = _EMPTY
         mesh = mesh.update(axis_types=(jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
         leave.enter_context(jax.sharding.use_abstract_mesh(mesh))
-    found_as = contexts.push(_EMPTY if is_abstract else mesh)
-    _enter(_Entered(mesh, get_concrete_mesh(), jax.sharding.get_abstract_mesh(), found_as, leave))
+    _enter(mesh, contexts.push(with_devices), leave)
 
 
-def _enter(entered):
+def _enter(mesh, found_as, leave):
+    outside = get_concrete_mesh()
+    types = jax.sharding.get_abstract_mesh()
     stack = _entered_meshes.stack
-    stack.append(entered)
-    entered.leave.enter_context(
-        _meshes_in_scope(tuple(e.mesh for e in stack if e.mesh is not None))
-    )
+    stack.append(_Entered(mesh, outside, types, found_as, leave))
+    meshes = [entered.mesh for entered in stack if entered.mesh is not None]
+    leave.enter_context(_meshes_in_scope(tuple(meshes)))
 
 
 def _pop_mesh():
@@ -140,7 +154,9 @@ def context_of(mesh: AnyMesh) -> Iterator[None]:
     another one.
     """
     current = jax.sharding.get_abstract_mesh()
-    with jax.sharding.use_abstract_mesh(current if current.empty else mesh.abstract_mesh):
+    if not current.empty:
+        current = mesh.abstract_mesh
+    with jax.sharding.use_abstract_mesh(current):
         yield
 
 
@@ -151,32 +167,40 @@ def mesh_to_stage(mesh: AnyMesh) -> AnyMesh:
     Only the abstract mesh of the latter is part of jit's cache key, so the program is reused for
     other devices.
     """
-    return mesh.abstract_mesh if get_concrete_mesh() == mesh else mesh
+    if get_concrete_mesh() == mesh:
+        return mesh.abstract_mesh
+    return mesh
 
 
 def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any) -> list[Any]:
     """Reshard values: under Explicit axes, shard_map refuses arguments whose sharding differs from
     its in_specs.
     """
-    explicit = {
-        n for n, t in zip(mesh.axis_names, mesh.axis_types) if t == jax.sharding.AxisType.Explicit
-    }
+    axes = zip(mesh.axis_names, mesh.axis_types)
+    explicit = {name for name, kind in axes if kind == jax.sharding.AxisType.Explicit}
     if not explicit:
         return list(values)
-    wanted = [jax.sharding.NamedSharding(mesh, _over(spec, explicit)) for spec in specs]
-    return [jax.sharding.reshard(x, sharding) for x, sharding in zip(values, wanted)]
+    resharded = []
+    for x, spec in zip(values, specs):
+        sharding = jax.sharding.NamedSharding(mesh, _over(spec, explicit))
+        resharded.append(jax.sharding.reshard(x, sharding))
+    return resharded
 
 
 def _over(spec, names):
     """A PartitionSpec over some mesh axes only: shard_map places values over the others itself."""
-    return jax.sharding.PartitionSpec(
-        *(tuple(a for a in axes_of_entry(entry) if a in names) or None for entry in spec)
-    )
+    entries = []
+    for entry in spec:
+        kept = tuple(axis for axis in axes_of_entry(entry) if axis in names)
+        entries.append(kept or None)
+    return jax.sharding.PartitionSpec(*entries)
 
 
 def axes_of_entry(entry: Any) -> tuple[Any, ...]:
     """The mesh axes of one entry of a PartitionSpec."""
-    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
 
 
 def in_manual_region() -> bool:
@@ -220,23 +244,19 @@ def assign_mesh(mesh: jax.sharding.Mesh) -> None:
     assigns it back.
     """
     entered = _entered_meshes.stack[-1]
-    mesh = _EMPTY if mesh is get_concrete_mesh() else mesh
-    is_ours, is_base = _is_innermost(entered), len(_entered_meshes.stack) == 1
+    if mesh is get_concrete_mesh():
+        mesh = _EMPTY
+    is_replaced = _is_innermost(entered) or len(_entered_meshes.stack) == 1
     found_as = contexts.replace(mesh)
-    if is_ours or is_base:
+    if is_replaced:
         _entered_meshes.stack.pop()
-        _enter(
-            _Entered(
-                mesh, get_concrete_mesh(), jax.sharding.get_abstract_mesh(), found_as, entered.leave
-            )
-        )
+        _enter(mesh, found_as, entered.leave)
 
 
 def forget_assigned_mesh() -> None:
     """Undo ``assign_mesh`` outside of all contexts, for this thread."""
-    base = _entered_meshes.stack[0]
     contexts.replace(_EMPTY, base=True)
-    _entered_meshes.stack[0] = _Entered(None, _EMPTY, _EMPTY.abstract_mesh, None, base.leave)
+    _entered_meshes.stack[0] = _outermost(_entered_meshes.stack[0].leave)
     _leave_forgotten()
 
 

@@ -1,5 +1,5 @@
-"""What takes the place of names, rules and options of JAX for a while: the one mechanism for it, and
-the patches that need JAX's private names.
+"""What takes the place of names, rules and options of JAX for a while: the one mechanism for it,
+and the patches that need JAX's private names.
 """
 
 from __future__ import annotations
@@ -239,8 +239,6 @@ def _extremum_jvp(primitive, rule, in_body, primals, tangents, **params):
     [x] = primals
     [tangent] = tangents
     [out] = bind(primitive, [x], params)
-    if type(tangent) is ad.Zero:
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
     return out, rule(x, tangent, out, **params)
 
 

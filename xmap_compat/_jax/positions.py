@@ -44,7 +44,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def api_boundary(fun: C) -> C:
-    """Let the traceback of what a function raises end in the user's file, as JAX's own functions
+    """Let the traceback of what a function raises end in the user's file, as JAX's functions
     do.
 
     In IPython, JAX's functions only mark their frames as hidden, and the last one still shows: here
@@ -94,8 +94,12 @@ def _without_hidden_frames(passed):
     return kept
 
 
-class _Context(type(contextlib.contextmanager(iter)(()))):  # type: ignore[misc]  # contextlib does not name it
-    __enter__ = api_boundary(type(contextlib.contextmanager(iter)(())).__enter__)
+# contextlib does not name it.
+_ContextManager: Any = type(contextlib.contextmanager(iter)(()))
+
+
+class _Context(_ContextManager):
+    __enter__ = api_boundary(_ContextManager.__enter__)
 
 
 def contextmanager(fun: Callable[..., Any]) -> Any:
@@ -110,7 +114,8 @@ def _running() -> tuple[types.FrameType | None, int]:
     frame: types.FrameType | None = sys._getframe()
     below = 0
     while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame, below = frame.f_back, below + 1
+        frame = frame.f_back
+        below += 1
     return frame, below
 
 
@@ -138,16 +143,18 @@ def user_frames_of(
     None where this package raised the error.
     """
     passed = list(traceback.walk_tb(error.__traceback__))
-    own = os.path.dirname(os.path.dirname(__file__)) + os.sep
-    if passed[-1][0].f_code.co_filename.startswith(own):
+    package = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    innermost, _ = passed[-1]
+    if innermost.f_code.co_filename.startswith(package):
         return [], []
     users: list[tuple[types.FrameType, int]] = []
     below: list[types.FrameType] = []
     for frame, line in passed:
         file = frame.f_code.co_filename
         if is_user_file(file) and not file.startswith(_NUMPY):
-            users, below = [(frame, line), *users], []
-        elif not file.startswith(own):
+            users.insert(0, (frame, line))
+            below.clear()
+        elif not file.startswith(package):
             below.append(frame)
     return users, below
 
@@ -170,5 +177,8 @@ def where_in_user_code(*eqns: Any) -> str:
     """``file:line (function)`` of the user's call that made an equation: the first of them for
     which it is known.
     """
-    found = (source_info_util.summarize(eqn.source_info) for eqn in eqns)
-    return next(filter(None, found), None) or where_now()
+    for eqn in eqns:
+        where = source_info_util.summarize(eqn.source_info)
+        if where:
+            return where
+    return where_now()

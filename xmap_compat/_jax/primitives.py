@@ -1,4 +1,4 @@
-"""Primitives bound one by one, and primitives of our own."""
+"""Primitives bound one by one, and the definition of others."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> 
     one.
     """
     bound = bind_params(primitive, params)
-    subfuns = () if VERSION >= (0, 9, 2) else bound.pop("subfuns", ())
-    out = primitive.bind(*subfuns, *operands, **bound)
-    return list(out) if primitive.multiple_results else [out]
+    functions = []
+    if VERSION < (0, 9, 2):  # they are arguments there, before the operands
+        functions = bound.pop("subfuns", [])
+    out = primitive.bind(*functions, *operands, **bound)
+    if primitive.multiple_results:
+        return list(out)
+    return [out]
 
 
 # A dimension that a primitive is batched over: its size, and its position in each operand without
@@ -71,46 +75,41 @@ def define_named_primitive(
     """
     primitive = Primitive(name)
 
-    def effectful_abstract_eval(*operands, **params):
-        for axis in params["axes"]:
-            jax.lax.axis_size(axis)
-        shape, dtype = abstract_eval(
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands), **params
-        )
-        return jax.core.ShapedArray(shape, dtype), {
-            NamedAxisEffect(axis) for axis in params["axes"]
-        }
-
-    primitive.def_effectful_abstract_eval(effectful_abstract_eval)
+    @primitive.def_effectful_abstract_eval
+    def abstract_eval_in_scope(*operands, axes, **params):
+        for axis in axes:
+            jax.lax.axis_size(axis)  # raises if it is unbound
+        types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+        shape, dtype = abstract_eval(*types, axes=axes, **params)
+        return jax.core.ShapedArray(shape, dtype), set(map(NamedAxisEffect, axes))
 
     def jvp(primals, tangents, **params):
-        out = primitive.bind(*primals, **params)
-        pushed = [
-            bind(*primals[:k], t, *primals[k + 1 :], **params)
-            for k, t in enumerate(tangents)
-            if type(t) is not ad.Zero
-        ]
-        if not pushed:
-            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-        return out, functools.reduce(ad.add_jaxvals, pushed)
-
-    ad.primitive_jvps[primitive] = jvp
+        pushed = []
+        for k, tangent in enumerate(tangents):
+            if type(tangent) is not ad.Zero:
+                pushed.append(bind(*primals[:k], tangent, *primals[k + 1 :], **params))
+        return primitive.bind(*primals, **params), functools.reduce(ad.add_jaxvals, pushed)
 
     def transpose(ct, *operands, **params):
-        (index,) = (k for k, x in enumerate(operands) if ad.is_undefined_primal(x))
+        [index] = linear_operands(operands)
+        types = list(operands)
+        types[index] = operands[index].aval
         cotangents = [None] * len(operands)
-        if type(ct) is not ad.Zero:
-            types = [x.aval if k == index else x for k, x in enumerate(operands)]
-            cotangents[index] = cotangent(ct, index, types, **params)
+        cotangents[index] = cotangent(ct, index, types, **params)
         return cotangents
 
-    ad.primitive_transposes[primitive] = transpose
-
-    def batch_named(axis_data, operands, dims, **params):
+    def batch_in_vmap(axis_data, operands, dims, **params):
         return batch(operands, dims, name=axis_data.name, **params)
 
-    batching.fancy_primitive_batchers[primitive] = batch_named
+    ad.deflinear2(primitive, transpose)
+    ad.primitive_jvps[primitive] = jvp
+    batching.fancy_primitive_batchers[primitive] = batch_in_vmap
     return primitive
+
+
+def linear_operands(operands: Sequence[Any]) -> list[int]:
+    """The positions of the operands whose cotangents a transpose gives."""
+    return [k for k, x in enumerate(operands) if ad.is_undefined_primal(x)]
 
 
 def define_cut(name: str, tangent: Callable[..., Any]) -> Any:
@@ -126,25 +125,30 @@ def define_cut(name: str, tangent: Callable[..., Any]) -> Any:
     mlir.register_lowering(primitive, lambda ctx, x, mask, **params: [x])
 
     def jvp(primals, tangents, **params):
-        x, mask = primals
-        t, _ = tangents
-        return primitive.bind(x, mask, **params), t if type(t) is ad.Zero else tangent(
-            t, mask, **params
-        )
+        out = primitive.bind(*primals, **params)
+        moved, _ = tangents
+        if type(moved) is not ad.Zero:
+            _, mask = primals
+            moved = tangent(moved, mask, **params)
+        return out, moved
 
     def transpose(ct, x, mask, **params):
-        return [ct if type(ct) is ad.Zero else tangent(ct, mask, **params), None]
+        return [tangent(ct, mask, **params), None]
 
-    def batch(operands, positions, **params):
-        (size,) = {x.shape[d] for x, d in zip(operands, positions) if d is not None}
-        return primitive.bind(
-            *(batching.bdim_at_front(x, d, size) for x, d in zip(operands, positions)), **params
-        ), 0
+    def batch(operands, dims, **params):
+        [size] = sizes_of_batch(operands, dims)
+        in_front = [batching.bdim_at_front(x, dim, size) for x, dim in zip(operands, dims)]
+        return primitive.bind(*in_front, **params), 0
 
+    ad.deflinear2(primitive, transpose)
     ad.primitive_jvps[primitive] = jvp
-    ad.primitive_transposes[primitive] = transpose
     batching.primitive_batchers[primitive] = batch
     return primitive
+
+
+def sizes_of_batch(operands: Sequence[Any], dims: Sequence[int | None]) -> set[int]:
+    """The sizes of the dimensions that a vmap maps, of which a batching rule has one."""
+    return {x.shape[dim] for x, dim in zip(operands, dims) if dim is not None}
 
 
 def define_device_check(name: str, refuse: Callable[[Any, Any, int], Exception]) -> Any:
@@ -183,7 +187,7 @@ def define_dual_primitives(
       over_bound: ``(operand, mapped dimension or None, size) -> (result, dimension)`` where a vmap
         binds the only axis.
     """
-    first, second = Primitive(names[0]), Primitive(names[1])
+    first, second = map(Primitive, names)
     _define_linear(first, second, shapes[0], batch_dims[0], over_bound[0])
     _define_linear(second, first, shapes[1], batch_dims[1], over_bound[1])
     return first, second
@@ -193,13 +197,14 @@ def _define_linear(primitive, dual, shape, batch, over_bound=None):
     def abstract_eval(x, *, axes, sizes):
         return jax.core.ShapedArray(shape(x.shape, sizes), x.dtype)
 
-    def transpose(ct, x, *, axes, sizes):
-        return [ct if type(ct) is ad.Zero else dual.bind(ct, axes=axes, sizes=sizes)]
+    def transpose(ct, x, **params):
+        return [dual.bind(ct, **params)]
 
     def batch_rule(axis_data, operands, dims, *, axes, sizes):
+        [operand] = operands
+        [dim] = dims
         if over_bound is not None and axes == (axis_data.name,):
-            return over_bound(operands[0], dims[0], sizes[0])
-        operand, dim = operands[0], dims[0]
+            return over_bound(operand, dim, sizes[0])
         if dim is not None:
             operand, dim = batch(operand, dim)
         return primitive.bind(operand, axes=axes, sizes=sizes), dim

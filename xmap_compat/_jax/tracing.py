@@ -15,14 +15,14 @@ from xmap_compat._jax.version import trace_state
 
 
 def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
-    """``jax.jit``, on a backend if one is named; jit's own parameter for it warns since 0.8."""
+    """``jax.jit``, on a backend if one is named; jit's parameter for it warns since 0.8."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return jax.jit(fun, backend=backend, **options)
 
 
 def traced_as(shown: Any, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Let JAX's errors say that it traced ``shown``, the user's function, when it traces ``fun``."""
+    """Let JAX's errors say that it traced ``shown``, the user's function, and not ``fun``."""
     fun.__signature__ = inspect.signature(fun)  # type: ignore[attr-defined]
     fun.__wrapped__ = shown  # type: ignore[attr-defined]
     return fun
@@ -39,11 +39,9 @@ def plainly(make: Callable[[], Any], in_our_shard_map: bool = False) -> Any:
     traced late, from within our typed ``shard_map``, and must see neither that nor its mesh axes.
     """
     current = jax.sharding.get_abstract_mesh()
-    mesh = (
-        current
-        if not current.empty and current.are_all_axes_auto
-        else jax.sharding.AbstractMesh((), ())
-    )
+    mesh = current
+    if current.empty or not current.are_all_axes_auto:
+        mesh = jax.sharding.AbstractMesh((), ())
     results: list[Any] = []
 
     def plain():
@@ -56,18 +54,21 @@ def plainly(make: Callable[[], Any], in_our_shard_map: bool = False) -> Any:
         plain, mesh=_UNCHECKED, in_specs=(), out_specs=jax.P(), check_vma=False
     )
     with _without_mesh_axes(in_our_shard_map), jax.sharding.use_abstract_mesh(mesh):
-        jax.eval_shape(unchecked) if current.manual_axes else plain()
+        if current.manual_axes:
+            jax.eval_shape(unchecked)
+        else:
+            plain()
     return results[0]
 
 
 @contextlib.contextmanager
 def _without_mesh_axes(in_our_shard_map: bool) -> Iterator[None]:
     """The context in which collectives do not see the mesh axes of our ``shard_map`` around."""
-    names = jax.sharding.get_abstract_mesh().manual_axes if in_our_shard_map else ()
     before = trace_ctx.axis_env
     try:
-        for name in filter(is_bound, names):
-            trace_ctx.set_axis_env(trace_ctx.axis_env.pop_pure(name))
+        if in_our_shard_map:
+            for name in filter(is_bound, jax.sharding.get_abstract_mesh().manual_axes):
+                trace_ctx.set_axis_env(trace_ctx.axis_env.pop_pure(name))
         yield
     finally:
         trace_ctx.set_axis_env(before)

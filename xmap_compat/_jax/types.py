@@ -1,5 +1,5 @@
-"""The types of values: what varies over which mesh axes, explicit shardings, keys, and containers that
-hold a shape.
+"""The types of values: what varies over which mesh axes, explicit shardings, keys, and containers
+that hold a shape.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ def is_key(x: Any) -> bool:
 
 
 def draws_from_rbg(primitive: Any, operands: Sequence[Any]) -> bool:
-    """Whether a primitive draws random bits with XLA's own generator (``impl='rbg'``).
+    """Whether a primitive draws random bits with XLA's generator (``impl='rbg'``).
 
-    XLA's generator also makes keys of ``impl='unsafe_rbg'``.
+    That generator also makes keys of ``impl='unsafe_rbg'``.
     """
     if primitive.name == "rng_bit_generator":
         return True
-    if primitive.name not in ("random_bits", "random_fold_in", "random_split") or not is_key(
-        operands[0].data
-    ):
+    if primitive.name not in ("random_bits", "random_fold_in", "random_split"):
         return False
-    impl = str(jax.random.key_impl(operands[0].data))
+    key = operands[0].data
+    if not is_key(key):
+        return False
+    impl = str(jax.random.key_impl(key))
     return "unsafe_rbg" in impl or ("rbg" in impl and primitive.name == "random_bits")
 
 
@@ -46,7 +47,9 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 def varying_axes_of(aval: Any) -> frozenset[str]:
     """The same for the type of a value."""
-    return aval.manual_axis_type.varying if VERSION >= (0, 10, 0) else aval.vma
+    if VERSION < (0, 10, 0):
+        return aval.vma
+    return aval.manual_axis_type.varying
 
 
 def with_weak_type(x: Any, weak_type: bool) -> Any:
@@ -62,7 +65,9 @@ def explicit_spec(x: Any) -> tuple[Any, ...]:
     """How a value's type shards its dimensions over Explicit mesh axes; None where it does not."""
     aval = jax.typeof(x)
     sharding = getattr(aval, "sharding", None)
-    return tuple(sharding.spec) if sharding is not None else (None,) * aval.ndim
+    if sharding is None:
+        return (None,) * aval.ndim
+    return tuple(sharding.spec)
 
 
 def varying_like(aval: Any, mesh_axes: Iterable[Any]) -> Any:
@@ -71,63 +76,63 @@ def varying_like(aval: Any, mesh_axes: Iterable[Any]) -> Any:
     """
     sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())
     varying = frozenset(mesh_axes)
-    if VERSION >= (0, 10, 0):
-        return aval.update(
-            sharding=sharding, manual_axis_type=aval.manual_axis_type.update(varying=varying)
-        )
-    return aval.update(sharding=sharding, vma=varying)
+    if VERSION < (0, 10, 0):
+        return aval.update(sharding=sharding, vma=varying)
+    manual = aval.manual_axis_type.update(varying=varying)
+    return aval.update(sharding=sharding, manual_axis_type=manual)
 
 
 def instantiate_symbolic(x: Any) -> Any:
     """A cotangent as an array: zeros for a symbolic zero."""
-    if isinstance(x, (ad.Zero, jax.custom_derivatives.SymbolicZero)):
-        return (
-            ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
-        )
-    return x
+    if not isinstance(x, (ad.Zero, jax.custom_derivatives.SymbolicZero)):
+        return x
+    if x.aval.dtype == float0:
+        return np.zeros(x.aval.shape, float0)
+    return ad.zeros_like_aval(x.aval)
 
 
 def held_by(fun: Any) -> dict[str, Any]:
     """What a function captures, by the names that the user gave it."""
     held: dict[str, Any] = {}
     while isinstance(fun, functools.partial):
-        held |= {
-            **fun.keywords,
-            **{f"args[{k}] of functools.partial": arg for k, arg in enumerate(fun.args)},
-        }
+        held |= fun.keywords
+        for k, arg in enumerate(fun.args):
+            held[f"args[{k}] of functools.partial"] = arg
         fun = fun.func
-    seen, own = (
-        inspect.getclosurevars(inspect.unwrap(fun)),
-        getattr(getattr(fun, "__self__", None), "__dict__", {}),
-    )
-    return {
-        **held,
-        **seen.globals,
-        **seen.nonlocals,
-        **{f"self.{key}": value for key, value in own.items()},
-    }
+    seen = inspect.getclosurevars(inspect.unwrap(fun))
+    attributes = getattr(getattr(fun, "__self__", None), "__dict__", {})
+    of_self = {f"self.{name}": value for name, value in attributes.items()}
+    return {**held, **seen.globals, **seen.nonlocals, **of_self}
 
 
 def explicit_arrays(values: dict[str, Any]) -> list[Any]:
     """The paths of arrays over a mesh with Explicit axes."""
-    is_explicit = lambda x: jax.sharding.AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types  # noqa: E731
-    return [
-        p
-        for p, x in jax.tree_util.tree_leaves_with_path(values)
-        if isinstance(x, jax.Array) and is_explicit(x)
-    ]
+    paths = []
+    for path, x in jax.tree_util.tree_leaves_with_path(values):
+        if isinstance(x, jax.Array):
+            mesh = jax.typeof(x).sharding.mesh
+            if jax.sharding.AxisType.Explicit in mesh.axis_types:
+                paths.append(path)
+    return paths
 
 
 def shaped_containers(tree: Any) -> Iterator[tuple[Any, Any, slice]]:
     """Containers whose ``shape`` does not follow from their arrays (``BCOO``): path, container, and
     which leaves.
     """
-    is_like_an_array, end = lambda x: hasattr(x, "shape") and hasattr(x, "dtype"), 0
-    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_like_an_array):
+    start = 0
+    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_like_an_array)
+    for path, node in nodes:
         leaves, treedef = jax.tree.flatten(node)
-        start, end = end, end + len(leaves)
-        larger = [
-            jax.ShapeDtypeStruct((1, *np.shape(x)), getattr(x, "dtype", np.float32)) for x in leaves
-        ]
+        end = start + len(leaves)
+        larger = []
+        for x in leaves:
+            dtype = getattr(x, "dtype", np.float32)
+            larger.append(jax.ShapeDtypeStruct((1, *np.shape(x)), dtype))
         if hasattr(node, "shape") and jax.tree.unflatten(treedef, larger).shape == node.shape:
             yield path, node, slice(start, end)
+        start = end
+
+
+def _is_like_an_array(x):
+    return hasattr(x, "shape") and hasattr(x, "dtype")

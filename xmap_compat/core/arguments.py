@@ -36,9 +36,11 @@ class Declaration:
 
     def key(self) -> Hashable:
         """A key that is equal for equivalent declarations of one function."""
-        specs = [jax.tree.flatten(s) for s in (self.in_specs, self.out_specs)]
+        in_leaves, in_tree = jax.tree.flatten(self.in_specs)
+        out_leaves, out_tree = jax.tree.flatten(self.out_specs)
         return (
-            *((tuple(leaves), tree) for leaves, tree in specs),
+            (tuple(in_leaves), in_tree),
+            (tuple(out_leaves), out_tree),
             repr((self.in_source, self.out_source)),  # messages show specs as they were written
             tuple(self.sizes.items()),
             tuple(self.resources.items()),
@@ -71,40 +73,51 @@ class Arguments:
     @property
     def origins(self) -> dict[AxisName, str]:
         """For each axis the first argument that has it."""
-        return {
-            name: path for names, path in [*zip(self.names, self.paths)][::-1] for name in names
-        }
+        origins: dict[AxisName, str] = {}
+        for names, path in zip(self.names, self.paths):
+            for name in names:
+                origins.setdefault(name, path)
+        return origins
 
     def types(self) -> Any:
         """The arguments as types with their named dimensions removed."""
-        return jax.tree.unflatten(self.tree, list(map(_positional_type, self.leaves, self.specs)))
+        types = list(map(_positional_type, self.leaves, self.specs))
+        return jax.tree.unflatten(self.tree, types)
 
 
 def _positional_type(leaf, spec):
-    aval, named = jax.typeof(leaf), spec.name_at()
-    shape = tuple(size for k, size in enumerate(aval.shape) if k not in named)
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+    aval = jax.typeof(leaf)
+    shape = list(aval.shape)
+    for position, _ in reversed(spec.names):
+        del shape[position]
+    return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=aval.weak_type)
 
 
 def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     """Stage 1 of a call: give each argument its spec and infer the axis sizes; raise where they do
     not fit.
     """
-    by_path, tree = jax.tree_util.tree_flatten_with_path(args)
     needed = [name for name in spec_names(declared.in_specs) if name not in declared.sizes]
     if needed and not args:
         raise _size_not_inferred(needed, called_without=declared.name)
     specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
     check_containers("in_axes", specs, args, "args")
-    paths = [argument_path(path, "args") for path, _ in by_path]
-    leaves = [leaf for _, leaf in by_path]
-    shapes = [jnp.shape(leaf) for leaf in leaves]
-    for spec, shape, path, leaf in zip(specs, shapes, paths, leaves):
+    by_path, tree = jax.tree_util.tree_flatten_with_path(args)
+    paths = []
+    leaves = []
+    shapes = []
+    for spec, (path_of_leaf, leaf) in zip(specs, by_path):
+        path = argument_path(path_of_leaf, "args")
         if _jax.is_reference(leaf):
             raise reference_from_outside(path)
+        shape = jnp.shape(leaf)
         check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
+        paths.append(path)
+        leaves.append(leaf)
+        shapes.append(shape)
     sizes = infer_sizes(specs, shapes, paths, declared.sizes)
-    if unknown := [name for name in declared.names if name not in sizes]:
+    unknown = [name for name in declared.names if name not in sizes]
+    if unknown:
         raise _size_not_inferred(unknown)
     return Arguments(tuple(leaves), tuple(paths), tuple(specs), tree, sizes)
 
@@ -116,11 +129,12 @@ def _size_not_inferred(names: Iterable[Hashable], called_without: str = "") -> V
     )
     if not called_without:
         ours = (
-            f"No array has the axes {quoted(names)}, as containers in the place of arguments are empty. Give their "
-            "sizes in axis_sizes"
+            f"No array has the axes {quoted(names)}, as containers in the place of arguments are "
+            "empty. Give their sizes in axis_sizes"
         )
-    return ValueError(
-        f"{ours}{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}. You've probably passed in empty "
-        "containers in place of arguments that had those axes in their in_axes. Provide the sizes of missing axes "
-        "explicitly via axis_sizes to fix this error."
+    legacy = (
+        f"Failed to infer size of axes: {', '.join(map(str, names))}. You've probably passed in "
+        "empty containers in place of arguments that had those axes in their in_axes. Provide the "
+        "sizes of missing axes explicitly via axis_sizes to fix this error."
     )
+    return ValueError(f"{ours}{LEGACY}{legacy}")

@@ -5,7 +5,6 @@ element on an axis.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,16 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.device import DeviceView, cast_alike, cast_to, laid_out_over
 from xmap_compat.core.specs import AxisName, AxisNames
-from xmap_compat.core.values import Dims, NamedValue, others, positional, union_of_names, without
+from xmap_compat.core.values import (
+    Dims,
+    NamedValue,
+    merge_leading,
+    others,
+    positional,
+    union_of_names,
+    with_leading,
+    without,
+)
 
 
 def bind_named(
@@ -50,23 +58,17 @@ def bind_per_element(
     levels = view.local_names(names)
     if not levels:
         return bind_named(view, primitive, operands, params)
-    sizes = [view.placements[name].local_size for name in levels]
+    sizes = view.local_sizes(levels)
     flat = []
     for operand in operands:
         data = laid_out_over(view, operand, names).data
-        flat.append(_flat(data, len(levels)))
+        flat.append(merge_leading(data, len(levels)))
     outs = lax.map(lambda xs: _jax.bind(primitive, xs, params), flat)
     results = []
     for out in outs:
-        data = lax.reshape(out, (*sizes, *out.shape[1:]))
+        data = with_leading(out, 1, sizes)
         results.append(NamedValue(data, _dims(data, levels), names))
     return results
-
-
-def _flat(data, count):
-    """Merge the first ``count`` dimensions."""
-    elements = math.prod(data.shape[:count])
-    return lax.reshape(data, (elements, *data.shape[count:]))
 
 
 def _levels(view, operands, names):

@@ -29,11 +29,12 @@ def bodies_of(held: Any) -> list[_Subprogram]:
     if isinstance(held, _jax.Scan):
         return [_Subprogram(held.body, _positions(held.body), held.length)]
     if isinstance(held, _jax.While):
-        operands = _positions(held.condition, held.num_body_consts)
-        consts, carry = range(held.num_condition_consts), operands[held.num_condition_consts :]
+        # Operands: constants of the condition, those of the body, the carry.
+        of_body = _positions(held.body, held.num_condition_consts)
+        of_condition = [*range(held.num_condition_consts), *of_body[held.num_body_consts :]]
         return [
-            _Subprogram(held.condition, [*consts, *carry], None, is_condition=True),
-            _Subprogram(held.body, _positions(held.body, held.num_condition_consts), None),
+            _Subprogram(held.condition, of_condition, None, is_condition=True),
+            _Subprogram(held.body, of_body, None),
         ]
     if isinstance(held, _jax.Cond):
         return [_Subprogram(branch, _positions(branch, 1)) for branch in held.branches]
@@ -41,9 +42,9 @@ def bodies_of(held: Any) -> list[_Subprogram]:
         return [_Subprogram(held.solve, ())]
     if isinstance(held, _jax.HijaxOperation):
         return [_Subprogram(body, ()) for body in held.bodies]
-    return (
-        [] if isinstance(held, _jax.Expanded) else [_Subprogram(held.body, _positions(held.body))]
-    )
+    if isinstance(held, _jax.Expanded):
+        return []
+    return [_Subprogram(held.body, _positions(held.body))]
 
 
 def _positions(jaxpr, first=0):
@@ -56,8 +57,6 @@ def carry_of(held: Any) -> slice:
     """
     if isinstance(held, _jax.Scan):
         return slice(held.num_consts, held.num_consts + held.num_carry)
-    return (
-        slice(held.num_condition_consts + held.num_body_consts, None)
-        if isinstance(held, _jax.While)
-        else slice(0)
-    )
+    if isinstance(held, _jax.While):
+        return slice(held.num_condition_consts + held.num_body_consts, None)
+    return slice(0)

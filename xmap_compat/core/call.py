@@ -5,9 +5,8 @@ evaluation.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -23,7 +22,6 @@ from xmap_compat.core.names import Checker, Place
 from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
     Body,
-    LocalElement,
     MeshAxis,
     Placement,
     Scope,
@@ -78,6 +76,11 @@ class PlacedCall:
     def uses_mesh(self) -> bool:
         return any(p.mesh_axes for p in self.every_placement.values())
 
+    @property
+    def opens_shard_map(self) -> bool:
+        """Whether it runs on the devices of the mesh, and not on those of an enclosing call."""
+        return self.uses_mesh and not self.nested
+
 
 def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
     """Stages 1 to 4 for one call: specs, sizes, placements, program, named shapes."""
@@ -87,70 +90,50 @@ def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
 def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
     """Place a call whose arguments have been bound to their specs."""
     placements = locate(declared, arguments)
-    return _check(declared, arguments, placements, _trace(declared, arguments, placements))
+    scope = current_scope()
+    sizes = {name: arguments.sizes[name] for name in placements}
+    body = Body(sizes, scope, axes.offered(scope))
+    program = trace_program(declared.fun, arguments.types(), arguments.names, body)
+    out_specs = tuple(_bind_results(declared, program, arguments.sizes))
+    return _check(declared, arguments, placements, body, program, out_specs)
 
 
 def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placement]:
     """Stage 2: where the axes of a call lie."""
     placements = _placements(declared, arguments, current_scope())
     checker = Checker(placements, declared.name)
+    entry = f"an input to an xmapped function {declared.name}"
     for names, path in zip(arguments.names, arguments.paths):
-        entry = f"an input to an xmapped function {declared.name}"
         place = Place(f"{entry} ({path})", entry)
-        checker.check_distinct_resources(names, functools.partial(_same, place))
+        checker.check_distinct_resources(names, place)
     return placements
-
-
-def _same(place: Place) -> Place:
-    return place
-
-
-class _Traced(NamedTuple):
-    """Stage 3: the program with its specs and scope, and the mesh axes that calls in it may use."""
-
-    program: NamedProgram
-    out_specs: tuple[AxisSpec, ...]
-    body: Body
-    mesh_axes: dict[AxisName, Placement]
-
-
-def _trace(
-    declared: Declaration, arguments: Arguments, placements: dict[AxisName, Placement]
-) -> _Traced:
-    scope = current_scope()
-    body = Body({name: arguments.sizes[name] for name in placements}, scope, axes.offered(scope))
-    program = trace_program(declared.fun, arguments.types(), arguments.names, body)
-    out_specs = tuple(_bind_results(declared, program, arguments.sizes))
-    uses = any(p.mesh_axes for p in placements.values()) or collectives_in(program.jaxpr) & set(
-        body.mesh_axes
-    )
-    return _Traced(program, out_specs, body, axes.as_placements(body.mesh_axes) if uses else {})
 
 
 def _check(
     declared: Declaration,
     arguments: Arguments,
     placements: dict[AxisName, Placement],
-    traced: _Traced,
+    body: Body,
+    program: NamedProgram,
+    out_specs: tuple[AxisSpec, ...],
 ) -> PlacedCall:
     """Stage 4: what varies over what, and whether each result fits its spec."""
-    program, out_specs, body, mesh_axes = traced
     nested = bool(enclosing_bodies())
+    used = _mesh_axes_used(program, placements)
+    mesh_axes = axes.as_placements(body.mesh_axes) if used else {}
     # Mesh axes are named axes of the outermost xmap only, but no value of a nested one may need one
     # of them twice.
-    checker = Checker({**placements, **mesh_axes}, declared.name, trace_rule=call_without_axes)
-    used = _mesh_axes_used(program, placements)
+    checker = Checker(placements | mesh_axes, declared.name, trace_rule=call_without_axes)
     _check_outer_names(program, checker.placements, used)
     local = _local_elements(declared, checker, program, arguments.names, used)
-    every, checker = (
-        placements | local,
-        dataclasses.replace(checker, placements=checker.placements | local),
-    )
+    checker = dataclasses.replace(checker, placements={**checker.placements, **local})
+    every = placements | local
     entering = undeclared.names_at_entry(program.consts, arguments.names, every)
     results = tuple(checker.results(program.jaxpr, entering))
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
-    uses_no_mesh = not (nested or mesh_axes or any(p.mesh_axes for p in every.values()))
-    first = undeclared.mesh_of_results(declared, body.scope.mesh) if uses_no_mesh else None
+    first_device_of = None
+    if not (nested or mesh_axes or _split_over(every)):
+        first_device_of = undeclared.mesh_of_results(declared, body.scope.mesh)
     return PlacedCall(
         fun_name=declared.name,
         scope=body.scope,
@@ -163,7 +146,7 @@ def _check(
         undeclared=extra,
         body=body,
         nested=nested,
-        first_device_of=first,
+        first_device_of=first_device_of,
         asked=checker.asked,
     )
 
@@ -175,11 +158,10 @@ def _local_elements(declared, checker, program, input_names, mesh_axes):
     if not (declared.undeclared and undeclared.exist.value):
         return {}
     local = undeclared.local_elements(mesh_axes, current_scope().mesh)
-    with_local = Checker(checker.placements | local, declared.name, trace_rule=checker.trace_rule)
-    with_local.results(
-        program.jaxpr, undeclared.names_at_entry(program.consts, input_names, with_local.placements)
-    )
-    return {name: place for name, place in local.items() if name in with_local.needed}
+    checker = dataclasses.replace(checker, placements=checker.placements | local, needed=set())
+    entering = undeclared.names_at_entry(program.consts, input_names, checker.placements)
+    checker.results(program.jaxpr, entering)
+    return {name: place for name, place in local.items() if name in checker.needed}
 
 
 def _check_outer_names(program, placements, mesh_axes):
@@ -189,36 +171,44 @@ def _check_outer_names(program, placements, mesh_axes):
     Our shard_map cannot reach the axis of a vmap.  JAX (to 0.12) confuses a mesh axis with another
     axis of its name.
     """
-    if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
+    if enclosing_bodies() or not _split_over(placements):
         return
-    if taken := frozenset(filter(_jax.is_bound, mesh_axes)):
+    taken = frozenset(filter(_jax.is_bound, mesh_axes))
+    if taken:
         raise _mesh_axis_around(taken)
-    outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
+    outer = collectives_in(program.jaxpr) - placements.keys()
     if not outer:
         return
-    shard_maps = (
-        eqn
-        for eqn, _ in _jax.walk(program.jaxpr, once=True)
-        if isinstance(_jax.read(eqn), _jax.ShardMap)
-    )
-    if inside := next(shard_maps, None):
-        raise errors.shard_map_inside(_jax.where_in_user_code(inside))
+    for eqn, _ in _jax.walk(program.jaxpr, once=True):
+        if isinstance(_jax.read(eqn), _jax.ShardMap):
+            raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
     raise errors.outer_names(sorted(outer, key=str))
+
+
+def _split_over(placements: Mapping[AxisName, Placement]) -> set[Hashable]:
+    """The mesh axes over which a call splits its axes."""
+    mesh_axes: set[Hashable] = set()
+    for place in placements.values():
+        mesh_axes.update(place.mesh_axes)
+    return mesh_axes
 
 
 def _mesh_axes_used(
     program: NamedProgram, placements: Mapping[AxisName, Placement]
 ) -> frozenset[Hashable]:
     """The mesh axes over which a call, or one nested in it, splits axes."""
-    used = frozenset(m for p in placements.values() for m in p.mesh_axes)
-    return used | {
-        name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, MeshAxis)
-    }
+    used = _split_over(placements)
+    for name in collectives_in(program.jaxpr):
+        if isinstance(name, MeshAxis):
+            used.add(name.mesh_axis)
+    return frozenset(used)
 
 
 def _placements(declared, arguments, scope):
-    sizes, enclosing = arguments.sizes, enclosing_bodies()
-    shadowed = [name for name in sizes if any(name in body.sizes for body in enclosing)]
+    sizes = arguments.sizes
+    enclosing = enclosing_bodies()
+    around: set[AxisName] = set().union(*(body.sizes for body in enclosing))
+    shadowed = around & sizes.keys()
     if shadowed:
         raise _shadowed_names(shadowed, _jax.where_now())
     if enclosing and enclosing[-1].scope.mesh != scope.mesh:
@@ -226,41 +216,32 @@ def _placements(declared, arguments, scope):
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
     placements = place_axes(ordered, declared.resources, scope, arguments.origins)
     _check_backend(declared.backend, scope, placements)
-    if axes.mesh_is_offered():
+    if axes.offered(scope):
         return placements
     # No mesh axis is available here (inside the user's shard_map): each device computes everything.
-    return {n: dataclasses.replace(p, mesh_axes=(), mesh_sizes=()) for n, p in placements.items()}
+    return {name: place.without_mesh() for name, place in placements.items()}
 
 
 def _check_backend(backend, scope, placements):
-    if backend is None or scope.mesh is None or not any(p.mesh_axes for p in placements.values()):
+    if backend is None or scope.mesh is None or not _split_over(placements):
         return
     platform = platform_of(scope.mesh)
     if platform is not None and platform != jax.devices(backend)[0].platform:
-        wanted, advice = (
-            f"{platform!r}, as the mesh in scope",
-            f"Leave it out, or enter a mesh of {backend!r} devices",
-        )
+        wanted = f"{platform!r}, as the mesh in scope"
+        advice = f"Leave it out, or enter a mesh of {backend!r} devices"
         raise errors.should_be("backend", wanted, backend, ValueError, advice)
 
 
 def _bind_results(declared, program, sizes):
-    tree = jax.tree.unflatten(program.out_tree, program.out_types)
-    if (
-        not program.out_types
-        and not jax.tree.leaves(declared.out_specs)
-        and declared.out_specs == ()
-    ):
-        raise errors.no_results()
-    if declared.out_specs is None and tree is None and not declared.undeclared:
-        raise _nothing_returned()
     specs = declared.out_specs
+    tree = jax.tree.unflatten(program.out_tree, program.out_types)
+    if specs is None and tree is None and not declared.undeclared:
+        raise _nothing_returned()
     if isinstance(specs, list) and isinstance(tree, tuple):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
     check_containers("out_axes", out_specs, tree, "result")
-    paths = _result_paths(program)
-    for spec, aval, path in zip(out_specs, program.out_types, paths):
+    for spec, aval, path in zip(out_specs, program.out_types, _result_paths(program)):
         check_result(spec, aval.shape, path, sizes)
     return out_specs
 
@@ -277,18 +258,17 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
     undeclared_axes = []
     for spec, names, path in zip(out_specs, results, _result_paths(program)):
         wanted = frozenset(spec.position_of())
-        extra = [
-            n for n in checker.placements if n in names - wanted and not isinstance(n, LocalElement)
-        ]
-        if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
-            raise _undeclared_output(path, spec.source, extra)
+        beyond = names - wanted
+        beyond -= set(undeclared.local_elements_of(beyond))
+        extra = tuple(name for name in checker.placements if name in beyond)
         if extra:
+            if not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
+                raise _undeclared_output(path, spec.source, extra)
             undeclared.warn(path, extra)
-        undeclared_axes.append(tuple(extra))
+        undeclared_axes.append(extra)
         _check_broadcast(checker, path, names, wanted - names)
-        checker.check_distinct_resources(
-            wanted, lambda path=path: Place(f"an output of an xmapped function ({path})")
-        )
+        place = Place(f"an output of an xmapped function ({path})")
+        checker.check_distinct_resources(wanted, place)
     return tuple(undeclared_axes)
 
 
@@ -317,10 +297,9 @@ def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> Par
 
 def _shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
     shadowed = quoted(sorted(names, key=str))
-    return TypeError(
-        f"The xmap at {where} has axes {shadowed}, as has an xmap around it. Rename its axes"
-        f"{LEGACY}Detected disallowed xmap axis name shadowing at {where} (shadowed axes: {shadowed})"
-    )
+    ours = f"The xmap at {where} has axes {shadowed}, as has an xmap around it. Rename its axes"
+    legacy = f"Detected disallowed xmap axis name shadowing at {where} (shadowed axes: {shadowed})"
+    return TypeError(f"{ours}{LEGACY}{legacy}")
 
 
 def _mesh_changed() -> RuntimeError:
@@ -332,35 +311,44 @@ def _mesh_changed() -> RuntimeError:
 
 def _nothing_returned() -> ValueError:
     return ValueError(
-        "The function returned None (is a `return` missing?), and out_axes is None. Return an array, or write {} as "
-        "out_axes of a function that is called for its effects"
+        "The function returned None (is a `return` missing?), and out_axes is None. "
+        "Return an array, or write {} as out_axes of a function that is called for its effects"
     )
 
 
 def _mesh_axis_around(names: Iterable[Hashable]) -> ValueError:
     return ValueError(
-        f"The xmap is split over mesh axes {as_set(names)}, but a transformation around it (such as vmap with an "
-        "axis_name) has axes of the same names, which JAX would take for those of the mesh. Rename one of them"
+        f"The xmap is split over mesh axes {as_set(names)}, but a transformation around it (such "
+        "as vmap with an axis_name) has axes of the same names, which JAX would take for those of "
+        "the mesh. Rename one of them"
     )
 
 
 def _undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeError:
     names = quoted(extra)
-    return TypeError(
-        f"{subject(path)} varies over {names}, but its out_axes {show(spec)} do not name "
-        f"{names}. Add {names} to out_axes, or reduce over {names} in the function{LEGACY}One of xmap results has an "
-        f"out_axes specification of {show(spec)}, but is actually mapped along more axes defined by this xmap call: "
-        f"{', '.join(map(str, extra))}"
+    shown = show(spec)
+    ours = (
+        f"{subject(path)} varies over {names}, but its out_axes {shown} do not name {names}. "
+        f"Add {names} to out_axes, or reduce over {names} in the function"
     )
+    legacy = (
+        f"One of xmap results has an out_axes specification of {shown}, but is actually mapped "
+        f"along more axes defined by this xmap call: {', '.join(map(str, extra))}"
+    )
+    return TypeError(f"{ours}{LEGACY}{legacy}")
 
 
 def _output_broadcast_meets(
     fun: str, path: str, name: Hashable, resource: Any, present: Hashable
 ) -> TypeError:
-    return errors.resource_conflict(
-        f"{subject(path)} varies over `{present}` and its out_axes add `{name}`, but both axes are mapped to the "
-        f"resource `{resource}`. Map one of them to another resource, or reduce over `{present}` in the function"
-        f"{LEGACY}One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to "
-        f"resources `{resource}`, but the output is already partitioned along `{resource}`, because its named shape "
-        f"contains `{present}`"
+    ours = (
+        f"{subject(path)} varies over `{present}` and its out_axes add `{name}`, but both axes are "
+        f"mapped to the resource `{resource}`. Map one of them to another resource, or reduce over "
+        f"`{present}` in the function"
     )
+    legacy = (
+        f"One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is "
+        f"assigned to resources `{resource}`, but the output is already partitioned along "
+        f"`{resource}`, because its named shape contains `{present}`"
+    )
+    return errors.resource_conflict(f"{ours}{LEGACY}{legacy}")

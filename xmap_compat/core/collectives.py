@@ -110,8 +110,8 @@ def _integer_in_collective(primitive: str, axis: int, where: str) -> NameError:
 
 def integer_name(axis: int) -> str:
     return (
-        f"Collectives read {axis} as a position (dimension), and do not support axes that are named by integers. Name "
-        "the axis by a string"
+        f"Collectives read {axis} as a position (dimension), and do not support axes that are "
+        "named by integers. Name the axis by a string"
     )
 
 
@@ -134,31 +134,30 @@ def result_names(
     mentioned = axis_names(params)
     axes = frozenset(n for n in mentioned if n in bound)
     union = frozenset(itertools.chain.from_iterable(operands))
-    after = varied if has_groups(params) else COLLECTIVES[primitive].names
     if primitive == "ppermute" and len(axes) == len(mentioned):
         is_full = len(params["perm"]) == elements
         if is_full and not axes & union and not once.in_parts(union, axes):
             return union  # equal elements change places
+    after = COLLECTIVES[primitive].names
+    if has_groups(params):
+        after = varied
     return once.after_collective(union, axes, after(union, axes))
 
 
 def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
     """Every axis name that some collective inside a jaxpr mentions."""
     body, _ = _jax.open_jaxpr(jaxpr)
-    known = _COLLECTIVES_IN.get(body)
-    if known is None:
-        known = _COLLECTIVES_IN[body] = frozenset().union(*map(collectives_of, body.eqns))
-    return known
+    if body not in _COLLECTIVES_IN:
+        _COLLECTIVES_IN[body] = frozenset().union(*map(collectives_of, body.eqns))
+    return _COLLECTIVES_IN[body]
 
 
 def collectives_of(eqn: Any) -> frozenset[AxisName]:
     """Every axis name that one equation mentions, if it is a collective or contains one."""
-    mentioned = (
-        mentioned_names(eqn.params)
-        if eqn.primitive.name in COLLECTIVES or _jax.depends_on_axes(eqn)
-        else ()
-    )
-    return frozenset(mentioned).union(*map(collectives_in, _jax.subjaxprs(eqn.params)))
+    inside = frozenset().union(*map(collectives_in, _jax.subjaxprs(eqn.params)))
+    if eqn.primitive.name in COLLECTIVES or _jax.depends_on_axes(eqn):
+        return inside.union(mentioned_names(eqn.params))
+    return inside
 
 
 def names_used(eqn: Any) -> frozenset[AxisName]:

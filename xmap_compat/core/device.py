@@ -59,10 +59,9 @@ class DeviceView:
 
     Attributes:
       placements: every axis of this xmap.
-      mesh_axes: the mesh axes that are mapped over devices here, in the order of the mesh; empty
-        without a ``shard_map``.
-      mesh_sizes: their sizes.
-      nested: whether this is in the body of another xmap; ``mesh_axes`` are then named axes of that
+      mesh_sizes: the mesh axes that are mapped over devices here, in the order of the mesh, and
+        their sizes; empty without a ``shard_map``.
+      nested: whether this is in the body of another xmap; the mesh axes are then named axes of that
         one.
       in_users_shard_map: whether the xmap is called in the user's own ``shard_map``: values may
         vary over its mesh axes, which names do not show.
@@ -76,7 +75,6 @@ class DeviceView:
     """
 
     placements: Mapping[AxisName, Placement]
-    mesh_axes: tuple[Any, ...] = ()
     mesh_sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
     nested: bool = False
     in_users_shard_map: bool = False
@@ -96,7 +94,7 @@ class DeviceView:
     @property
     def in_our_shard_map(self) -> bool:
         """Whether JAX sees mesh axes, which no body has."""
-        return bool(self.mesh_axes) and not self.nested
+        return bool(self.mesh_sizes) and not self.nested
 
     def placement_of(self, name: AxisName) -> Placement:
         """The placement of an axis; an axis bound outside of this xmap acts as a mesh axis that it
@@ -122,6 +120,9 @@ class DeviceView:
         names = set(names)
         return [n for n in self.placements if n in names and self.has_local_dim(n)]
 
+    def local_sizes(self, names: Iterable[AxisName]) -> tuple[int, ...]:
+        return tuple(self.placements[name].local_size for name in names)
+
     def mesh_axes_of(self, names: Iterable[AxisName]) -> tuple[Any, ...]:
         """All mesh axes (and axes bound outside) of these names, in the order of the mesh; axes
         bound outside come last.
@@ -133,7 +134,12 @@ class DeviceView:
                 used.update(self.placements[name].mesh_axes)
             else:
                 outer.append(name)
-        return (*(axis for axis in self.mesh_axes if axis in used), *outer)
+        return (*self.in_order(used), *outer)
+
+    def in_order(self, mesh_axes: Iterable[Any]) -> tuple[Any, ...]:
+        """Those of the axes that are on the mesh, in its order."""
+        wanted = set(mesh_axes)
+        return tuple(axis for axis in self.mesh_sizes if axis in wanted)
 
     def mesh_size(self, axis: Any) -> int:
         if axis in self.mesh_sizes:
@@ -175,15 +181,10 @@ class DeviceView:
         local = list(map(self._local_factor, self.local_names(names)))
         return mesh, local
 
-    def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
-        """The canonical layout: local dimensions first, in the order of the xmap's axes."""
-        return (*self.local_names(names), *(None,) * ndim)
-
 
 def cast_data(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
     """Cast data that is equal on all devices to vary over mesh axes of this xmap."""
-    wanted = set(mesh_axes)
-    axes = tuple(axis for axis in view.mesh_axes if axis in wanted)
+    axes = view.in_order(mesh_axes)
     if view.nested:
         return bind_over(view, vary_p, data, axes)
     return _cast_typed(view, data, axes)
@@ -197,8 +198,7 @@ def bind_over(view: DeviceView, primitive: Any, data: Any, axes: Sequence[Any]) 
 def _cast_typed(view, data, axes):
     if not axes or view.untyped:
         return data
-    present = _jax.varying_axes(data)
-    missing = tuple(axis for axis in axes if axis not in present)
+    missing = without(axes, _jax.varying_axes(data))
     if not missing:
         return data
     return lax.pcast(data, missing, to="varying")
@@ -208,7 +208,7 @@ def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> N
     """Cast a value to vary over more names, without adding local dimensions yet."""
     names = view.bound(names)
     together = value.names | names
-    if not view.mesh_axes:
+    if not view.mesh_sizes:
         if together == value.names:
             return value
         return NamedValue(value.data, value.dims, together)
@@ -220,8 +220,7 @@ def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> N
             return known
     axes = view.mesh_axes_of(names)
     if view.nested:
-        have = view.mesh_axes_of(value.names)
-        axes = tuple(axis for axis in axes if axis not in have)
+        axes = without(axes, view.mesh_axes_of(value.names))
     varied = NamedValue(cast_data(view, value.data, axes), value.dims, together)
     casts[names] = (trace, varied)
     return varied
@@ -259,9 +258,9 @@ def times_elements(
 
     A cotangent that exists once is the sum of its parts.
     """
-    over = list(over)
+    over = tuple(over)
     summed = once.in_parts(frozenset(names), over)
-    repeats = view.total_size(name for name in over if name not in summed)
+    repeats = view.total_size(without(over, summed))
     if repeats == 1:
         return data
     return data * np.asarray(repeats).astype(data.dtype)
@@ -290,8 +289,8 @@ def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
 
 
 def _mesh_and_outer(view, axes):
-    """Axes as ``DeviceView.mesh_axes_of`` gives them: those of the mesh, and those bound outside."""
-    mesh = tuple(axis for axis in axes if axis in view.mesh_axes)
+    """Axes as ``mesh_axes_of`` gives them: those of the mesh, and those bound outside."""
+    mesh = view.in_order(axes)
     outer = tuple(axes[len(mesh) :])
     assert (*mesh, *outer) == tuple(axes), "axes bound outside come last"
     return mesh, outer
@@ -371,8 +370,7 @@ def laid_out(
     value = cast_to(view, value, names)
     missing = [name for name in dims if name not in (None, *value.dims)]
     if missing:
-        sizes = tuple(view.placements[name].local_size for name in missing)
-        data = lax.broadcast(value.data, sizes)
+        data = lax.broadcast(value.data, view.local_sizes(missing))
         value = NamedValue(data, (*missing, *value.dims), value.names)
     if value.dims != dims:
         value = transposed(value, dims)
@@ -391,6 +389,8 @@ def as_operand(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) ->
 
 
 def laid_out_over(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
-    """Broadcast a value to names, in the canonical layout."""
-    ndim = value.dims.count(None)
-    return laid_out(view, value, view.layout(names, ndim), names)
+    """Broadcast a value to names, in the canonical layout: local dimensions first, in the order of
+    the xmap's axes.
+    """
+    positional = (None,) * value.dims.count(None)
+    return laid_out(view, value, (*view.local_names(names), *positional), names)

@@ -24,40 +24,76 @@ import numpy as np
 from xmap_compat import _jax
 
 
-def _after_take(operand, dim):
-    return (operand, dim - 1) if dim else (jnp.moveaxis(operand, 0, 1), 0)
+def _same_shape(shape, sizes):
+    return shape
+
+
+def _shape_of_all(shape, sizes):
+    return (math.prod(sizes), *shape)
+
+
+def _shape_of_one(shape, sizes):
+    return shape[1:]
+
+
+# A vmap around one of them moves its dimension aside, and finds it in the result.
+
+
+def _same_dim(operand, dim):
+    return operand, dim
+
+
+def _after_gathered(operand, dim):
+    return operand, dim + 1
+
+
+def _after_taken(operand, dim):
+    if dim == 0:
+        return jnp.moveaxis(operand, 0, 1), 0
+    return operand, dim - 1
+
+
+# A vmap that binds the axis has all elements, in a dimension or equal ones.
+
+
+def _vary_mapped(operand, dim, size):
+    return operand, dim
 
 
 def _sum_mapped(operand, dim, size):
-    return (operand * np.asarray(size, operand.dtype) if dim is None else operand.sum(dim)), None
+    if dim is None:
+        return operand * np.asarray(size, operand.dtype), None
+    return operand.sum(dim), None
 
 
-def _all_mapped(operand, dim, size):
-    return (
-        jnp.broadcast_to(operand, (size, *operand.shape))
-        if dim is None
-        else jnp.moveaxis(operand, dim, 0)
-    ), None
+def _gather_mapped(operand, dim, size):
+    if dim is None:
+        return jnp.broadcast_to(operand, (size, *operand.shape)), None
+    return jnp.moveaxis(operand, dim, 0), None
 
 
 def _take_mapped(operand, dim, size):
-    return (operand if dim is None else jnp.einsum("ii...->i...", jnp.moveaxis(operand, dim, 0))), 0
+    if dim is None:
+        return operand, 0
+    return jnp.einsum("ii...->i...", jnp.moveaxis(operand, dim, 0)), 0
 
 
 vary_p, sum_p = _jax.define_dual_primitives(
     ("device_vary", "device_sum"),
-    (lambda shape, sizes: shape, lambda shape, sizes: shape),
-    (lambda operand, dim: (operand, dim), lambda operand, dim: (operand, dim)),
-    (lambda operand, dim, size: (operand, dim), _sum_mapped),
+    (_same_shape, _same_shape),
+    (_same_dim, _same_dim),
+    (_vary_mapped, _sum_mapped),
 )
 gather_p, take_p = _jax.define_dual_primitives(
     ("device_gather", "device_take"),
-    (lambda shape, sizes: (math.prod(sizes), *shape), lambda shape, sizes: shape[1:]),
-    (lambda operand, dim: (operand, dim + 1), _after_take),
-    (_all_mapped, _take_mapped),
+    (_shape_of_all, _shape_of_one),
+    (_after_gathered, _after_taken),
+    (_gather_mapped, _take_mapped),
 )
 
 
 def bind(primitive: Any, data: Any, axes: tuple[Any, ...], sizes: tuple[int, ...]) -> Any:
     """Bind one of the four primitives over mesh axes in the order given (major first)."""
-    return primitive.bind(data, axes=tuple(axes), sizes=tuple(sizes)) if axes else data
+    if not axes:
+        return data
+    return primitive.bind(data, axes=tuple(axes), sizes=tuple(sizes))

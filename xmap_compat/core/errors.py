@@ -20,7 +20,7 @@ def quoted(names: Iterable[Any]) -> str:
 
 
 def as_set(names: Iterable[Any]) -> str:
-    return "{" + ", ".join(sorted(repr(name) for name in names)) + "}"
+    return "{" + ", ".join(sorted(map(repr, names))) + "}"
 
 
 def axes_text(sizes: Mapping[Any, int]) -> str:
@@ -34,26 +34,32 @@ def show(spec: Any) -> str:
         return "..."
     if hasattr(spec, "shape") and hasattr(spec, "dtype"):
         return f"an array of shape {tuple(spec.shape)}"
-    if type(spec) in (list, tuple):
-        inside = ", ".join(map(show, spec)) + (
-            "," if type(spec) is tuple and len(spec) == 1 else ""
-        )
-        return f"[{inside}]" if type(spec) is list else f"({inside})"
+    if type(spec) is list:
+        return f"[{_shown(spec)}]"
+    if type(spec) is tuple:
+        comma = "," if len(spec) == 1 else ""
+        return f"({_shown(spec)}{comma})"
     if type(spec) is dict:
-        return "{" + ", ".join(f"{key!r}: {show(value)}" for key, value in spec.items()) + "}"
+        entries = [f"{key!r}: {show(value)}" for key, value in spec.items()]
+        return "{" + ", ".join(entries) + "}"
     fields = getattr(type(spec), "__match_args__", ())
     if fields and (isinstance(spec, tuple) or dataclasses.is_dataclass(spec)):
-        return (
-            f"{type(spec).__name__}({', '.join(f'{k}={show(getattr(spec, k))}' for k in fields)})"
-        )
+        values = [f"{field}={show(getattr(spec, field))}" for field in fields]
+        return f"{type(spec).__name__}({', '.join(values)})"
     return repr(spec)
+
+
+def _shown(specs: Iterable[Any]) -> str:
+    return ", ".join(map(show, specs))
 
 
 def did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
     """A sentence for names that differ from known ones only in case or a letter; often empty."""
     spelled = {str(name).lower(): name for name in known}
-    close = (difflib.get_close_matches(str(name).lower(), spelled, n=1) for name in names)
-    meant = list(dict.fromkeys(spelled[match[0]] for match in close if match))
+    meant: dict[Any, None] = {}
+    for name in names:
+        for match in difflib.get_close_matches(str(name).lower(), spelled, n=1):
+            meant[spelled[match]] = None
     return f". Did you mean {quoted(meant)}?" if meant else ""
 
 
@@ -69,19 +75,21 @@ def should_be(
     what: str, wanted: str, got: Any, error: type[Exception] = TypeError, advice: str = ""
 ) -> Exception:
     """The error for an argument of the wrong kind."""
-    return error(
-        f"{what} should be {wanted}, but got {repr(got) if got is ... else show(got)}{advice and '. '}{advice}"
-    )
+    shown = repr(got) if got is ... else show(got)
+    if advice:
+        advice = f". {advice}"
+    return error(f"{what} should be {wanted}, but got {shown}{advice}")
 
 
 # ------------------------------------------------------------- axis specifications
 
 
 def no_results() -> ValueError:
-    return ValueError(
-        "The xmapped function has no results. Return at least one array, and name its dimensions in out_axes"
-        f"{LEGACY}xmapped functions cannot have no return values"
+    ours = (
+        "The xmapped function has no results. Return at least one array, and name its dimensions "
+        "in out_axes"
     )
+    return ValueError(f"{ours}{LEGACY}xmapped functions cannot have no return values")
 
 
 # ------------------------------------------------------------------------ sizes
@@ -90,12 +98,16 @@ def no_results() -> ValueError:
 def not_divisible(
     name: Hashable, size: int, resources: Sequence[Any], total: int, origin: str
 ) -> ValueError:
-    return ValueError(
-        f"{origin} has {size} elements along `{name}`, but the resources {tuple(resources)} need a multiple of {total}"
-        f". Pad the axis to {-(-size // total) * total}, or give it other resources"
-        f"{LEGACY}Size of axis {name} ({size}) is not divisible by the total number of resources assigned to this axis"
-        f" ({tuple(resources)}, {total} in total)"
+    multiple = -(-size // total) * total
+    ours = (
+        f"{origin} has {size} elements along `{name}`, but the resources {tuple(resources)} need a "
+        f"multiple of {total}. Pad the axis to {multiple}, or give it other resources"
     )
+    legacy = (
+        f"Size of axis {name} ({size}) is not divisible by the total number of resources assigned "
+        f"to this axis ({tuple(resources)}, {total} in total)"
+    )
+    return ValueError(f"{ours}{LEGACY}{legacy}")
 
 
 def note_once(error: BaseException, note: str) -> None:
@@ -112,50 +124,57 @@ def note_once(error: BaseException, note: str) -> None:
 def missing_resources(
     missing: Sequence[Any], axes: Iterable[Hashable], available: Sequence[Any], has_mesh: bool
 ) -> ValueError:
+    assigned = as_set(missing)
     ours = (
-        f"No mesh is in scope, but axis_resources assign {as_set(missing)} to {quoted(axes)}. Enter one around the "
-        "call, `with mesh(devices, names):`, or a loop, `with serial_loop(name, length):`"
+        f"No mesh is in scope, but axis_resources assign {assigned} to {quoted(axes)}. Enter one "
+        "around the call, `with mesh(devices, names):`, or a loop, `with serial_loop(name, "
+        "length):`"
     )
     if has_mesh or available:
         ours = (
-            f"axis_resources assign {as_set(missing)} to {quoted(axes)}, but the resources in scope are "
-            f"{as_set(available)}. Assign one of these, or enter a mesh or a loop of that name around the call"
+            f"axis_resources assign {assigned} to {quoted(axes)}, but the resources in scope are "
+            f"{as_set(available)}. Assign one of these, or enter a mesh or a loop of that name "
+            "around the call"
         )
-    return ValueError(
-        f"{ours}{did_you_mean(missing, available)}{''.join(map(_loop_meant, missing))}"
-        f"{LEGACY}In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
-        f"{as_set(missing)}"
+    meant = did_you_mean(missing, available)
+    for resource in missing:
+        if type(resource) is int:
+            meant += f". To compute an axis in {resource} chunks write SerialLoop({resource})"
+    legacy = (
+        "In-scope resources are insufficient to execute the xmapped function. The missing "
+        f"resources are: {assigned}"
     )
-
-
-def _loop_meant(resource: Any) -> str:
-    return (
-        f". To compute an axis in {resource} chunks write SerialLoop({resource})"
-        if type(resource) is int
-        else ""
-    )
+    return ValueError(f"{ours}{meant}{LEGACY}{legacy}")
 
 
 def loop_name_taken(name: Hashable) -> ValueError:
-    return ValueError(
-        f"serial_loop cannot have the name {name!r}, which a mesh axis or a loop in scope has. Give it another name"
-        f"{LEGACY}Cannot extend the resource environment with loop named `{name}`. An axis of this name is already "
-        "defined!"
+    ours = (
+        f"serial_loop cannot have the name {name!r}, which a mesh axis or a loop in scope has. "
+        "Give it another name"
     )
+    legacy = (
+        f"Cannot extend the resource environment with loop named `{name}`. An axis of this name is "
+        "already defined!"
+    )
+    return ValueError(f"{ours}{LEGACY}{legacy}")
 
 
 def mesh_shadows_loops(names: Iterable[Hashable]) -> ValueError:
-    return ValueError(
-        f"The mesh has axes {quoted(names)}, as have serial loops in scope. Give the loop or the mesh axis another name"
-        f"{LEGACY}Cannot update the mesh of the current resource environment. The new mesh shadows already defined "
-        f"axes {quoted(names)}"
+    ours = (
+        f"The mesh has axes {quoted(names)}, as have serial loops in scope. "
+        "Give the loop or the mesh axis another name"
     )
+    legacy = (
+        "Cannot update the mesh of the current resource environment. The new mesh shadows already "
+        f"defined axes {quoted(names)}"
+    )
+    return ValueError(f"{ours}{LEGACY}{legacy}")
 
 
 def check_from_outside(fun: str, where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"The check at {where} is in the xmapped function {fun}. Apply checkify inside, and map its error like any "
-        "result: xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))"
+        f"The check at {where} is in the xmapped function {fun}. Apply checkify inside, and map "
+        "its error like any result: xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))"
     )
 
 
@@ -184,26 +203,30 @@ def unbound_name(
     where: str = "",
     advice: str = "",
 ) -> NameError:
-    scope = ", ".join(f"{name}: {size}" for name, size in names.items()) or "none"
+    scope = axes_text(names) or "none"
     # JAX goes on to advise jax.shard_map, which is no help here.
-    unbound = original.partition("unbound axis name:")[2].partition(". To fix this")[0].strip()
+    _, _, unbound = original.partition("unbound axis name:")
+    unbound = unbound.partition(". To fix this")[0].strip()
     meant = did_you_mean([unbound], names)
     if unbound in map(str, mesh_axes):
         meant = (
             f". `{unbound}` is an axis of the mesh: name the axis that axis_resources assign to it"
         )
-    if not advice and names:
-        advice = "Name one of them, or add the axis to in_axes or axis_sizes"
-    advice = advice or "Call it in a function for xmap"
+    if not advice:
+        advice = "Call it in a function for xmap"
+        if names:
+            advice = "Name one of them, or add the axis to in_axes or axis_sizes"
     return NameError(
-        f"Found an unbound axis name: {unbound}{where}. Named axes in scope: {scope}. {advice}{meant}"
+        f"Found an unbound axis name: {unbound}{where}. Named axes in scope: {scope}. "
+        f"{advice}{meant}"
     )
 
 
 def outer_names(names: Iterable[Hashable]) -> NotImplementedError:
     return NotImplementedError(
-        f"The function uses the axes {quoted(names)} of a transformation around the xmap (such as vmap with an "
-        "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes of the xmap"
+        f"The function uses the axes {quoted(names)} of a transformation around the xmap (such as "
+        "vmap with an axis_name), which cannot be reached while its own axes have mesh resources. "
+        "Make them axes of the xmap"
     )
 
 
@@ -212,24 +235,29 @@ def repeated_axis(user: str, names: Sequence[Any]) -> ValueError:
 
 
 def reference_from_outside(argument: str = "") -> NotImplementedError:
+    found = ""
+    if argument:
+        found = f" ({argument} is a reference: pass its value, ref[...])"
     return NotImplementedError(
-        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside. Pass its value "
-        f"as an argument and return the new one{argument and f' ({argument} is a reference: pass its value, ref[...])'}"
+        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside. "
+        f"Pass its value as an argument and return the new one{found}"
     )
 
 
 def shard_map_inside(where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"The shard_map at {where} cannot be evaluated inside an xmapped function, which uses the mesh. Name the "
-        "axes of the shard_map in xmap, and assign their mesh axes in axis_resources"
+        f"The shard_map at {where} cannot be evaluated inside an xmapped function, which uses the "
+        "mesh. Name the axes of the shard_map in xmap, and assign their mesh axes in axis_resources"
     )
 
 
 def einsum_skipped_axis(
     spec: str, axis: Hashable, by: str, operand: str, where: str = ""
 ) -> TypeError:
-    where = where and f" at {where}"
+    if where:
+        where = f" at {where}"
     return TypeError(
-        f"The einsum {spec!r}{where} mentions the named axis `{axis}` in {by} and skips it in {operand}, "
-        "which varies over it too. Name the axis in both operands, or reduce it in this one first"
+        f"The einsum {spec!r}{where} mentions the named axis `{axis}` in {by} and skips it in "
+        f"{operand}, which varies over it too. Name the axis in both operands, or reduce it in "
+        "this one first"
     )

@@ -22,7 +22,14 @@ from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.rules import translate
 from xmap_compat.core.rules.libraries import bind_by_rule
 from xmap_compat.core.rules.ordinary import bind_ordinary
-from xmap_compat.core.values import NamedValue, as_array, is_float0, positional, value_of
+from xmap_compat.core.values import (
+    NamedValue,
+    as_array,
+    is_float0,
+    names_of_each,
+    positional,
+    value_of,
+)
 
 Tracer = Callable[..., Any]
 Rule = Callable[["Evaluator", Any, Sequence[NamedValue], Any], list[NamedValue]]
@@ -157,12 +164,12 @@ class Evaluator:
 
     def by_batching_rule(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of an operation that is not JAX's."""
-        results = self.checker.by_batching_rule(eqn, [v.names for v in operands])
+        results = self.checker.by_batching_rule(eqn, names_of_each(operands))
         where = self.checker.where(eqn)
         return bind_by_rule(self.view, eqn, operands, results, where)
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
-        return self.checker.results(jaxpr, [v.names for v in operands])
+        return self.checker.results(jaxpr, names_of_each(operands))
 
     def laid_out(self, values: Sequence[Any], names: Sequence[Names]) -> list[NamedValue]:
         return [laid_out_over(self.view, v, n) for v, n in zip(values, names, strict=True)]

@@ -26,17 +26,18 @@ from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import boundary
 from xmap_compat.core.nested.axes import NestedCall, as_placements, named_scope
-from xmap_compat.core.specs import AxisSpec
+from xmap_compat.core.specs import AxisName, AxisSpec
 from xmap_compat.core.structured.table import STRUCTURED
 from xmap_compat.core.trace import call_without_axes, trace_flat
-from xmap_compat.core.values import NamedValue, positional, split
+from xmap_compat.core.values import NamedValue, names_of_each, positional, split
 from xmap_compat.core.watch import NOBODY, watcher
 
 
 def _lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int) -> ValueError:
+    mesh = axes_text(dict(zip(axes, sizes)))
     return ValueError(
-        f"An xmap over the abstract mesh ({axes_text(dict(zip(axes, sizes)))}) of {math.prod(sizes)} devices is "
-        f"lowered for {devices}. Give the arguments shardings over that mesh, and call trace(*args).lower("
+        f"An xmap over the abstract mesh ({mesh}) of {math.prod(sizes)} devices is lowered for "
+        f"{devices}. Give the arguments shardings over that mesh, and call trace(*args).lower("
         "lowering_platforms=('cuda',)). To run it, enter a Mesh of devices"
     )
 
@@ -44,157 +45,167 @@ def _lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int)
 _on_mesh_p = _jax.define_device_check("on_mesh", _lowered_for_others)
 
 
-@dataclasses.dataclass(frozen=True)
-class Execution:
-    """The evaluation of a placed call on one device."""
+def _on_device(
+    placed: PlacedCall, view: DeviceView, consts: Sequence[Any], leaves: Sequence[Any]
+) -> list[Any]:
+    """The results of one device from its parts of the arguments."""
+    enter, leave = _enter, _leave
+    if view.nested:
+        enter, leave = boundary.take_part, boundary.gather_parts
+    # Where arguments enter and results leave, a device's part of a looped axis is one dimension.
+    placements = {name: place.without_loops() for name, place in view.placements.items()}
+    outside = dataclasses.replace(view, placements=placements)
+    args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
+    names = undeclared.names_at_entry(
+        placed.program.consts, names_of_each(args), placed.every_placement
+    )
+    entering = []
+    for value, entered in zip([*map(positional, consts), *args], names):
+        entering.append(dataclasses.replace(value, names=entered))
+    outs = _evaluate(placed, view, *split(entering, len(consts)))
+    results = []
+    for out, spec, aval in zip(outs, placed.out_specs, placed.program.out_types):
+        results.append(_jax.with_weak_type(leave(outside, out, spec), aval.weak_type))
+    return results
 
-    placed: PlacedCall
-    view: DeviceView
 
-    def on_device(self, consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """The results of one device from its parts of the arguments."""
-        placed, view = self.placed, self.view
-        enter, leave = (
-            (boundary.take_part, boundary.gather_parts) if view.nested else (_enter, _leave)
-        )
-        # Where arguments enter and results leave, a device's part of a looped axis is one
-        # dimension.
-        outside = dataclasses.replace(
-            view, placements={n: p.without_loops() for n, p in view.placements.items()}
-        )
-        args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
-        values = [positional(c) for c in consts]
-        names = undeclared.names_at_entry(
-            placed.program.consts, [v.names for v in args], placed.every_placement
-        )
-        entering = [
-            dataclasses.replace(value, names=entered)
-            for value, entered in zip([*values, *args], names)
-        ]
-        outs = self._evaluate(*split(entering, len(values)))
-        laid_out = zip(outs, placed.out_specs, placed.program.out_types)
-        return [leave(outside, out, spec, aval.weak_type) for out, spec, aval in laid_out]
+def _evaluate(placed: PlacedCall, view: DeviceView, values: Any, args: Any) -> list[NamedValue]:
+    body = placed.body
+    if not view.mesh_sizes:
+        body = dataclasses.replace(body, mesh_axes={})
 
-    def _evaluate(self, values, args):
-        placed, view = self.placed, self.view
-        body = placed.body if view.mesh_axes else dataclasses.replace(placed.body, mesh_axes={})
+    def trace(fun, types):
+        return trace_flat(fun, types, body, view.in_our_shard_map)
 
-        def trace(fun, types):
-            return trace_flat(fun, types, body, view.in_our_shard_map)
+    def trace_rule(fun, advice):
+        return call_without_axes(fun, advice, view.in_our_shard_map)
 
-        outer = as_placements(body.mesh_axes, nested=True) if view.nested else {}
-        checker = Checker(
-            view.placements,
-            placed.fun_name,
-            outer,
-            trace_rule=functools.partial(call_without_axes, in_our_shard_map=view.in_our_shard_map),
-            asked=placed.asked,
-        )
-        jaxpr = placed.program.jaxpr
-        ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
-        wanted = [
-            names.union(spec.position_of())
-            for names, spec in zip(placed.result_names, placed.out_specs)
-        ]
-        if loop_lengths(view.placements):
-            return evaluate_in_loops(ev, placed.program, values, args, wanted)
-        return ev.gathering(jaxpr, [v.names for v in args], wanted).evaluate(jaxpr, args, values)
+    checker = Checker(
+        view.placements,
+        placed.fun_name,
+        as_placements(body.mesh_axes, nested=True) if view.nested else {},
+        trace_rule=trace_rule,
+        asked=placed.asked,
+    )
+    jaxpr = placed.program.jaxpr
+    ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
+    wanted = []
+    for names, spec in zip(placed.result_names, placed.out_specs):
+        wanted.append(names.union(spec.position_of()))
+    if loop_lengths(view.placements):
+        return evaluate_in_loops(ev, placed.program, values, args, wanted)
+    ev = ev.gathering(jaxpr, names_of_each(args), wanted)
+    return ev.evaluate(jaxpr, args, values)
 
 
 def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
     """Execute (or, under a trace, stage out) a placed call on the leaves of its arguments."""
     if placed.first_device_of is not None:
         leaves = undeclared.of_first_device(leaves, placed.first_device_of)
-    outs, mesh = execute(placed, leaves), placed.scope.mesh
-    runs = placed.uses_mesh and not placed.nested and watcher() is NOBODY
-    if runs and isinstance(mesh, jax.sharding.AbstractMesh):
+    outs = execute(placed, leaves)
+    mesh = placed.scope.mesh
+    is_run = placed.opens_shard_map and watcher() is NOBODY
+    if is_run and isinstance(mesh, jax.sharding.AbstractMesh):
         outs = [_on_mesh_p.bind(out, axes=mesh.axis_names, sizes=mesh.axis_sizes) for out in outs]
     return jax.tree.unflatten(placed.program.out_tree, outs)
 
 
 def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh."""
-    call = NestedCall(placed.fun_name, tuple(placed.placements.values()))
-    with watcher().around(placed), named_scope(call) if placed.nested else contextlib.nullcontext():
-        if placed.uses_mesh and not placed.nested:
+    scope: Any = contextlib.nullcontext()
+    if placed.nested:
+        scope = named_scope(NestedCall(placed.fun_name, tuple(placed.placements.values())))
+    with watcher().around(placed), scope:
+        if placed.opens_shard_map:
             return _on_mesh(placed, leaves)
         if not placed.uses_mesh:
             return _without_mesh(placed, leaves)
-        return Execution(placed, boundary.device_view(placed)).on_device(
-            placed.program.consts, leaves
-        )
+        return _on_device(placed, boundary.device_view(placed), placed.program.consts, leaves)
 
 
 def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     mesh = placed.scope.mesh
     assert mesh is not None
-    placements = placed.every_placement
-    untyped = any(placed.undeclared) or bool(undeclared.local_elements_of(placements))
-    view = DeviceView(placements, mesh.axis_names, dict(mesh.shape), untyped=untyped)
     if axes_of_vmap := _jax.axes_of_spmd_vmap():
         raise _spmd_vmap(axes_of_vmap)
-    arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
-    out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
-
-    def on_device(consts, args):
-        return Execution(placed, view).on_device(consts, args)
-
+    placements = placed.every_placement
+    untyped = any(placed.undeclared) or bool(undeclared.local_elements_of(placements))
+    view = DeviceView(placements, dict(mesh.shape), untyped=untyped)
     consts = list(placed.program.consts)
-    if view.untyped:
+    if untyped:
         consts, leaves = undeclared.without_gradient(placed.fun_name, consts, list(leaves))
-    in_specs = ([PartitionSpec()] * len(consts), arg_specs)
+    const_specs = [PartitionSpec()] * len(consts)
+    arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
     staged = _jax.mesh_to_stage(mesh)
-    specs = {"in_specs": in_specs, "out_specs": out_specs, "axis_names": set(mesh.axis_names)}
-    mapped = jax.shard_map(on_device, mesh=staged, check_vma=not untyped, **specs)
+    mapped = jax.shard_map(
+        functools.partial(_on_device, placed, view),
+        mesh=staged,
+        in_specs=(const_specs, arg_specs),
+        out_specs=[partition_spec(spec, placements) for spec in placed.out_specs],
+        axis_names=set(mesh.axis_names),
+        check_vma=not untyped,
+    )
     with _jax.context_of(mesh):
-        args = _jax.resharded(leaves, arg_specs, staged)
-        return mapped(_jax.resharded(consts, in_specs[0], staged), args)
+        consts = _jax.resharded(consts, const_specs, staged)
+        return mapped(consts, _jax.resharded(leaves, arg_specs, staged))
 
 
 def _spmd_vmap(axes: Iterable[Hashable]) -> NotImplementedError:
     return NotImplementedError(
-        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function with mesh resources. Leave "
-        "spmd_axis_name out, or name the mapped dimension in in_axes and give it a mesh axis in axis_resources"
+        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function with mesh "
+        "resources. Leave spmd_axis_name out, or name the mapped dimension in in_axes and give it "
+        "a mesh axis in axis_resources"
     )
 
 
 def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     view = DeviceView(placed.every_placement, in_users_shard_map=_jax.in_manual_region())
     try:
-        return Execution(placed, view).on_device(placed.program.consts, leaves)
-    except (
-        Exception
-    ) as error:  # on Explicit meshes JAX refuses some operations along a sharded dimension
-        specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
-        for name, mesh_axes in [
-            (n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k]
-        ][:1]:
-            ours = (
-                f"The type of an argument shards the named axis `{name}` over {mesh_axes!r}, "
-                "but axis_resources do not"
-            )
-            note_once(
-                error, f"{ours}. Assign {mesh_axes!r} to it, or jax.sharding.reshard the argument"
-            )
+        return _on_device(placed, view, placed.program.consts, leaves)
+    except Exception as error:
+        # On Explicit meshes JAX refuses some operations along a sharded dimension.
+        note = _note_of_sharding(placed.in_specs, leaves)
+        if note:
+            note_once(error, note)
         raise
+
+
+def _note_of_sharding(specs: Sequence[AxisSpec], leaves: Sequence[Any]) -> str:
+    """What to do about the first named axis that the type of an argument shards."""
+    for spec, leaf in zip(specs, leaves):
+        entries = _jax.explicit_spec(leaf)
+        for position, name in spec.names:
+            sharded = entries[position]
+            if sharded:
+                return (
+                    f"The type of an argument shards the named axis `{name}` over {sharded!r}, "
+                    f"but axis_resources do not. Assign {sharded!r} to it, or "
+                    "jax.sharding.reshard the argument"
+                )
+    return ""
 
 
 def _enter(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
     """Read the positional dimensions that a spec names as local dimensions."""
     named = spec.name_at()
-    return without_single(
-        view, data, tuple(map(named.get, range(jnp.ndim(data)))), frozenset(named.values())
-    )
+    dims = tuple(map(named.get, range(jnp.ndim(data))))
+    return without_single(view, data, dims, frozenset(named.values()))
 
 
-def _leave(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
+def _leave(view: DeviceView, value: NamedValue, spec: AxisSpec) -> Any:
     """Lay a result out as its spec says: broadcast, transpose, and put dimensions of one element
     back.
     """
     named = spec.name_at()
-    wanted = tuple(named.get(k) for k in range(value.dims.count(None) + len(named)))
-    squeezed = [k for k, n in enumerate(wanted) if n is not None and not view.has_local_dim(n)]
-    dims = tuple(n for k, n in enumerate(wanted) if k not in squeezed)
-    value = laid_out(view, value, dims, frozenset(named.values()))
-    data = lax.expand_dims(value.data, squeezed) if squeezed else value.data
-    return _jax.with_weak_type(data, weak_type)
+    squeezed = []
+    dims: list[AxisName | None] = []
+    for k in range(value.dims.count(None) + len(named)):
+        name = named.get(k)
+        if name is None or view.has_local_dim(name):
+            dims.append(name)
+        else:
+            squeezed.append(k)
+    data = laid_out(view, value, tuple(dims), frozenset(named.values())).data
+    if squeezed:
+        data = lax.expand_dims(data, squeezed)
+    return data

@@ -31,25 +31,19 @@ def broadcast_specs(
     """
     if tree is None and where == "out_axes" and spec_names(specs):
         raise _not_a_prefix(where, source, _Parting("result", "names", "None"), tree)
-    flat: list[AxisSpec] = []
-
-    def repeat(spec, subtree):
-        flat.extend([spec] * len(jax.tree.leaves(subtree)))
-
     try:
-        jax.tree.map(repeat, specs, tree)
+        return jax.tree.leaves(jax.tree.broadcast(specs, tree))
     except (ValueError, TypeError):
         path = root or _ROOTS[where]
         parting = _parting(specs, tree, path)
         if parting is None:
             parting = _Parting(path, show(source), str(jax.tree.structure(tree)))
         raise _not_a_prefix(where, source, parting, tree, is_of_xmap=not root) from None
-    return flat
 
 
 def _is_prefix(specs: Any, tree: Any) -> bool:
     try:
-        jax.tree.map(lambda spec, subtree: None, specs, tree)
+        jax.tree.broadcast(specs, tree)
     except (ValueError, TypeError):
         return False
     return True
@@ -249,9 +243,9 @@ def _listed(keys: Sequence[Any]) -> str:
 
 def _legacy_not_a_prefix(where: str, specs: Any, tree: Any) -> str:
     hint = ""
-    if isinstance(specs, list) and where == "in_axes" and not is_spec(specs):
-        specs = tuple(specs)
     if where == "in_axes":
+        if isinstance(specs, list) and not is_spec(specs):
+            specs = tuple(specs)
         hint = (
             " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a "
             "tuple representing the argument list."
@@ -278,12 +272,16 @@ def _container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeEr
 
 
 def _argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[int]) -> ValueError:
-    return ValueError(
-        f"{path} has shape {tuple(shape)}, but {show(spec)} needs at least {_dimensions(needed)}. "
-        f"{_FEWER}{LEGACY}One of xmap arguments has an in_axes specification of {show(spec)}, "
-        f"which implies that it has at least {needed} dimensions, but the argument has rank "
-        f"{len(shape)}"
+    shown = show(spec)
+    ours = (
+        f"{path} has shape {tuple(shape)}, but {shown} needs at least {_dimensions(needed)}. "
+        f"{_FEWER}"
     )
+    legacy = (
+        f"One of xmap arguments has an in_axes specification of {shown}, which implies that it has "
+        f"at least {needed} dimensions, but the argument has rank {len(shape)}"
+    )
+    return ValueError(f"{ours}{LEGACY}{legacy}")
 
 
 def _scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
@@ -296,13 +294,17 @@ def _scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
 
 
 def _output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> ValueError:
-    return ValueError(
+    shown = show(spec)
+    ours = (
         f"{subject(path)} has {_dimensions(ndim)} without its named axes, but its out_axes "
-        f"{show(spec)} need at least {needed}. Put the named axes at lower positions"
-        f"{LEGACY}One of xmap outputs has an out_axes specification of {show(spec)}, which requires "
-        f"the result of the xmapped function to have at least {needed} positional dimensions, "
-        f"but it only has {ndim}"
+        f"{shown} need at least {needed}. Put the named axes at lower positions"
     )
+    legacy = (
+        f"One of xmap outputs has an out_axes specification of {shown}, which requires the result "
+        f"of the xmapped function to have at least {needed} positional dimensions, but it only has "
+        f"{ndim}"
+    )
+    return ValueError(f"{ours}{LEGACY}{legacy}")
 
 
 def _rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int], where: str) -> ValueError:
@@ -311,12 +313,17 @@ def _rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int], where: 
     if where == "out_axes":
         of = "output"
         included = ", named axes included"
-    return ValueError(
-        f"{subject(path)} has shape {tuple(shape)}{included}, but {show(spec)} names exactly "
+    shown = show(spec)
+    shape = tuple(shape)
+    ours = (
+        f"{subject(path)} has shape {shape}{included}, but {shown} names exactly "
         f"{_exactly(spec, rank, len(shape))}"
-        f"{LEGACY}xmap {of} has an {where} specification of {show(spec)}, which asserts that it "
-        f"should be of rank {rank}, but the {of} has rank {len(shape)} (and shape {tuple(shape)})"
     )
+    legacy = (
+        f"xmap {of} has an {where} specification of {shown}, which asserts that it should be of "
+        f"rank {rank}, but the {of} has rank {len(shape)} (and shape {shape})"
+    )
+    return ValueError(f"{ours}{LEGACY}{legacy}")
 
 
 def _dimensions(count: int) -> str:
@@ -351,10 +358,15 @@ def _size_conflict(
             "One in_axes is for all arguments. "
             "To tell them apart, write a tuple, with {} for what is not mapped"
         )
-    return ValueError(
-        f"Axis `{name}` has size {known} in {origin}, but size {shape[dim]} in {path}, "
-        f"dimension {dim} of its shape {tuple(shape)}. {advice}"
-        f"{LEGACY}The size of axis {name} was previously inferred to be {known}, but found an "
-        f"argument of shape {tuple(shape)} with in_axes specification {show(spec)}. "
-        f"Shape mismatch occurs in dimension {dim}: {shape[dim]} != {known}"
+    found = shape[dim]
+    shape = tuple(shape)
+    ours = (
+        f"Axis `{name}` has size {known} in {origin}, but size {found} in {path}, "
+        f"dimension {dim} of its shape {shape}. {advice}"
     )
+    legacy = (
+        f"The size of axis {name} was previously inferred to be {known}, but found an argument of "
+        f"shape {shape} with in_axes specification {show(spec)}. "
+        f"Shape mismatch occurs in dimension {dim}: {found} != {known}"
+    )
+    return ValueError(f"{ours}{LEGACY}{legacy}")

@@ -26,7 +26,7 @@ from xmap_compat.core.passes import flowing, forward
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.trace import NamedProgram
-from xmap_compat.core.values import NamedValue, others, value_of
+from xmap_compat.core.values import NamedValue, names_of_each, others, value_of
 
 Loop = Hashable
 
@@ -58,7 +58,7 @@ def evaluate_in_loops(
     view = ev.view
     loops = loop_lengths(view.placements)
     jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
-    inputs = [value.names for value in args]
+    inputs = names_of_each(args)
     names = ev.checker.variables(jaxpr, inputs)
     ev = ev.gathering(jaxpr, inputs, results)
     env = {}
@@ -77,11 +77,10 @@ def _whole_equations(view, eqns, names):
     """The equations with an operation that combines elements of looped axes: they are computed for
     all elements at once.
     """
-    looped = frozenset(name for name, place in view.placements.items() if place.loops)
     whole = set()
     for eqn in eqns:
         operands = frozenset().union(*(names[variable] for variable in _variables(eqn.invars)))
-        if not looped.isdisjoint(operands) and _holds_combination(eqn):
+        if _loops_of_names(view, operands) and _holds_combination(eqn):
             whole.add(eqn)
     return whole
 
@@ -180,22 +179,28 @@ class _Nest:
         """Evaluate equations within scans over ``loops``; return ``env`` and the variables in
         ``wanted``.
         """
-        here: list[Any] = []
-        inside: list[Any] = []
-        for eqn in eqns:
-            is_looped = not self._loops_of(eqn).isdisjoint(loops)
-            (inside if is_looped else here).append(eqn)
+        here, inside = self._by_loops(eqns, loops)
         env = self._run_here(here, env)
         if not inside:
             return env
         loop, *inner = loops
-        aside = [eqn for eqn in inside if loop not in self._loops_of(eqn)]
-        within = [eqn for eqn in inside if loop in self._loops_of(eqn)]
+        aside, within = self._by_loops(inside, (loop,))
         if aside:
             env = self.run(aside, wanted | _all_read(within), env, inner)
         if within:
             env = self._scan(loop, within, wanted, env, inner)
         return env
+
+    def _by_loops(self, eqns, loops):
+        """The equations that vary over none of the loops, and those that vary over some."""
+        varying: list[Any] = []
+        without: list[Any] = []
+        for eqn in eqns:
+            if self._loops_of(eqn).isdisjoint(loops):
+                without.append(eqn)
+            else:
+                varying.append(eqn)
+        return without, varying
 
     def _loops_of(self, eqn):
         variables = _variables([*eqn.invars, *eqn.outvars])
@@ -245,21 +250,6 @@ def _all_read(eqns):
     return read
 
 
-def _joined(view, chunked):
-    """A value with all elements that a device has of each axis."""
-    return _join(view, *_first_of_equal(view, chunked))
-
-
-def _first_of_equal(view, chunked):
-    """Drop the leading dimension of loops that a result does not vary over: each iteration computed
-    the same value.
-    """
-    varying = _loops_of_names(view, chunked.value.names)
-    index = tuple(slice(None) if loop in varying else 0 for loop in chunked.loops)
-    loops = tuple(loop for loop in chunked.loops if loop in varying)
-    return chunked.value.with_data(chunked.value.data[index]), loops
-
-
 def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chunked:
     """Cut the looped dimensions into (loops..., chunk) and move the loops to the front."""
     shape: list[int] = []
@@ -282,15 +272,21 @@ def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chu
     return _Chunked(NamedValue(data, tuple(kept.values()), value.names), found)
 
 
-def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> NamedValue:
+def _joined(view: DeviceView, chunked: _Chunked) -> NamedValue:
     """Undo ``_chunked`` on a result: all elements that a device has of an axis become one dimension
     again.
     """
+    value = chunked.value
+    varying = _loops_of_names(view, value.names)
+    # Each iteration computed the same of a result that does not vary over the loop.
+    index = tuple(slice(None) if loop in varying else 0 for loop in chunked.loops)
+    data = value.data[index]
+    loops = [loop for loop in chunked.loops if loop in varying]
+    # The dimensions of the data.
+    every = (*(None for _ in loops), *value.dims)
     order: list[int] = []
     shape: list[int] = []
     dims: list[AxisName | None] = []
-    # The dimensions of the data: those of the loops first.
-    every = (*(None for _ in loops), *value.dims)
     for name, place in view.placements.items():
         if name not in value.names or not place.loops:
             continue
@@ -301,6 +297,6 @@ def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> Named
             shape.append(place.device_size)
             dims.append(name)
     rest = others(len(every), order)
-    data = lax.transpose(value.data, (*order, *rest))
+    data = lax.transpose(data, (*order, *rest))
     data = _jax.reshaped(data, (*shape, *data.shape[len(order) :]))
     return NamedValue(data, (*dims, *(every[k] for k in rest)), value.names)

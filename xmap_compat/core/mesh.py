@@ -91,7 +91,9 @@ _meshes: weakref.WeakValueDictionary[jax.sharding.Mesh, Mesh] = weakref.WeakValu
 
 def mesh_of_jax(mesh: _jax.AnyMesh) -> _jax.AnyMesh:
     """JAX's own mesh for a mesh that may be ours."""
-    return mesh.physical_mesh if isinstance(mesh, Mesh) else mesh
+    if isinstance(mesh, Mesh):
+        return mesh.physical_mesh
+    return mesh
 
 
 @contextlib.contextmanager
@@ -124,19 +126,17 @@ def check_mesh(tool: str, mesh: Any) -> _jax.AnyMesh | None:
 
 def devices_of(mesh: _jax.AnyMesh | None) -> list[jax.Device]:
     """The devices of a mesh, in its order; an abstract one has none."""
-    return list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else []
-
-
-def _device_of(mesh: _jax.AnyMesh) -> Any:
-    """A device of a mesh, for its platform and kind; None for an abstract mesh that does not say
-    which it has.
-    """
-    return devices_of(mesh)[0] if isinstance(mesh, jax.sharding.Mesh) else mesh.abstract_device
+    if isinstance(mesh, jax.sharding.Mesh):
+        return list(mesh.devices.flat)
+    return []
 
 
 def platform_of(mesh: _jax.AnyMesh) -> str | None:
     """``'gpu'``; None if it is unknown (an AbstractDevice has one since jax 0.10.2)."""
-    return getattr(_device_of(mesh), "platform", None)
+    # An abstract mesh may not say which devices it has.
+    is_abstract = isinstance(mesh, jax.sharding.AbstractMesh)
+    device = mesh.abstract_device if is_abstract else mesh.devices.flat[0]
+    return getattr(device, "platform", None)
 
 
 def _is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:
@@ -145,25 +145,27 @@ def _is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:
 
 
 def _mesh_names(axis_names):
+    if isinstance(axis_names, str):
+        axis_names = (axis_names,)
     try:
-        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-        distinct = len(set(names)) == len(names)
+        names = tuple(axis_names)
+        distinct = set(names)
     except TypeError:
         raise _bad_names(axis_names) from None
     if None in names or any(isinstance(name, jax.Device) for name in names):
         raise _bad_names(axis_names)
-    if not distinct:
+    if len(distinct) != len(names):
         advice = "Give each dimension its own name"
         raise errors.should_be("The axis names of a mesh", "different", names, ValueError, advice)
     return names
 
 
 def _bad_names(names):
-    is_swapped = any(isinstance(name, jax.Device) for name in np.asarray(names, object).flat)
-    advice = f"{'Devices and names are swapped: write' if is_swapped else 'Write'} mesh(devices, ('x', 'y'))"
-    return errors.should_be(
-        "The axis names of a mesh", "strings (or hashable, and not None)", names, advice=advice
-    )
+    advice = "Write mesh(devices, ('x', 'y'))"
+    if any(isinstance(name, jax.Device) for name in np.asarray(names, object).flat):
+        advice = "Devices and names are swapped: write mesh(devices, ('x', 'y'))"
+    wanted = "strings (or hashable, and not None)"
+    return errors.should_be("The axis names of a mesh", wanted, names, advice=advice)
 
 
 def _check_devices(devices, names):
@@ -201,7 +203,8 @@ class SerialLoop:
 
     >>> import numpy as np
     >>> from xmap_compat import SerialLoop, xmap
-    >>> squared = xmap(lambda x: x**2, ["batch"], ["batch"], axis_resources={"batch": SerialLoop(2)})
+    >>> chunks = SerialLoop(2)
+    >>> squared = xmap(lambda x: x**2, ["batch"], ["batch"], axis_resources={"batch": chunks})
     >>> squared(np.arange(4)).tolist()
     [0, 1, 4, 9]
     """
@@ -241,11 +244,11 @@ def serial_loop(name: Hashable, length: int) -> Iterator[None]:
 
 
 def _checked_length(length):
-    if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
+    is_integer = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
+    if not is_integer or length < 1:
+        wanted = "a positive integer"
         advice = "Write the number of chunks: SerialLoop(4), or serial_loop('l', 4)"
-        raise errors.should_be(
-            "The length of a serial loop", "a positive integer", length, ValueError, advice
-        )
+        raise errors.should_be("The length of a serial loop", wanted, length, ValueError, advice)
     return length
 
 
@@ -254,15 +257,17 @@ def _checked_length(length):
 
 def _bad_mesh(shape: Sequence[int], names: Sequence[Any]) -> ValueError:
     return ValueError(
-        f"A mesh needs one axis name for each dimension of its device array, but got devices of shape {tuple(shape)} "
-        f"and the names {names!r}. Write the names in one tuple, ('x', 'y'), or reshape the devices"
+        "A mesh needs one axis name for each dimension of its device array, but got devices of "
+        f"shape {tuple(shape)} and the names {names!r}. Write the names in one tuple, ('x', 'y'), "
+        "or reshape the devices"
     )
 
 
 def _bad_mesh_devices(found: Any) -> TypeError:
     return TypeError(
-        "The first argument of a mesh should be a rectangular array (or a list) of JAX devices, but it contains "
-        f"{found!r} of type {type(found).__name__}. Write mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))"
+        "The first argument of a mesh should be a rectangular array (or a list) of JAX devices, "
+        f"but it contains {found!r} of type {type(found).__name__}. "
+        "Write mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))"
     )
 
 
@@ -274,5 +279,6 @@ def _repeated_mesh_device(device: Any) -> ValueError:
 
 def _empty_mesh(names: Sequence[Any]) -> ValueError:
     return ValueError(
-        f"mesh needs at least one device, but got none for the axis names {names!r}. Pass jax.devices()"
+        f"mesh needs at least one device, but got none for the axis names {names!r}. "
+        "Pass jax.devices()"
     )

@@ -46,10 +46,12 @@ def named_shape(x: Any) -> dict[Hashable, int]:
     """
     if not is_array(x):
         raise should_be("The argument of named_shape", "an array or a scalar", x)
-    bodies = [body for body in enclosing_bodies() if body.inputs is not None]
-    if not bodies:
+    sizes: dict[Hashable, int] = {}
+    for body in enclosing_bodies():
+        if body.inputs is not None:
+            sizes.update(body.sizes)
+    if not sizes:
         return {}
-    sizes = {name: size for body in bodies for name, size in body.sizes.items()}
     checker = Checker({name: Placement(name, size) for name, size in sizes.items()}, "")
     names = _names_of(x, checker, {})
     return {name: size for name, size in sizes.items() if name in names}
@@ -67,16 +69,18 @@ def _names_of(x, checker, memo):
     pending = [x]
     while pending:
         value = pending[-1]
-        if id(value) in memo:
-            pending.pop()
-            continue
         kind, origin = _jax.tracer_origin(value)
-        operands = list(origin[2]) if kind == "equation" else [origin] if kind == "same" else []
-        missing = [v for v in operands if id(v) not in memo]
+        operands = []
+        if kind == "equation":
+            operands = origin[2]
+        elif kind == "same":
+            operands = [origin]
+        missing = [operand for operand in operands if id(operand) not in memo]
         if missing:
             pending.extend(missing)
             continue
-        memo[id(value)] = _step(value, kind, origin, [memo[id(v)] for v in operands], checker)
+        names = [memo[id(operand)] for operand in operands]
+        memo[id(value)] = _step(value, kind, origin, names, checker)
         pending.pop()
     return memo[id(x)]
 
@@ -93,13 +97,17 @@ def _step(value, kind, origin, operands, checker) -> Names:
         for tracer, names in body.inputs or ():
             if tracer is value:
                 return names
-    hidden = "this JAX does not say how a value was made, or XMAP_COMPAT_PUBLIC is set"
-    traced = "it depends on an argument of a function that is traced by itself (under jit, in a loop, in a nested xmap)"
-    raise _named_shape_unknown(hidden if kind == "hidden" else traced)
+    reason = (
+        "it depends on an argument of a function that is traced by itself (under jit, in a loop, "
+        "in a nested xmap)"
+    )
+    if kind == "hidden":
+        reason = "this JAX does not say how a value was made, or XMAP_COMPAT_PUBLIC is set"
+    raise _named_shape_unknown(reason)
 
 
 def _named_shape_unknown(reason: str) -> ValueError:
     return ValueError(
-        f"named_shape cannot tell which named axes this value varies over: {reason}. Ask outside of that function, for "
-        "the value that is passed to it"
+        f"named_shape cannot tell which named axes this value varies over: {reason}. "
+        "Ask outside of that function, for the value that is passed to it"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax import lax
@@ -104,7 +104,9 @@ class Checker:
             infer = self._collective
         results = infer(eqn, inputs)
         for names in results:
-            self.check_distinct_resources(names, lambda: self._place(eqn))
+            conflict = self._conflict(names)
+            if conflict:
+                raise _names_meet(*conflict, self._place(eqn))
         return results
 
     def _place(self, eqn) -> Place:
@@ -130,33 +132,37 @@ class Checker:
         """
         return _jax.where_in_user_code(eqn, *reversed(self._around))
 
-    def check_distinct_resources(self, names: Names, place: Callable[[], Place]) -> None:
+    def check_distinct_resources(self, names: Names, place: Place) -> None:
         """Raise if two of the names need one resource: no device (or iteration of a loop) could
         hold both.
         """
+        conflict = self._conflict(names)
+        if conflict:
+            raise _names_meet(*conflict, place)
+
+    def _conflict(self, names) -> tuple[Any, Any, Any] | None:
+        """Two of the names that need one resource, and the resource."""
         if len(names) < 2:
-            return
+            return None
         taken: dict[Any, AxisName] = {}
         for name in sorted(names, key=str):
             for resource in sorted(self.placements[name].resources, key=str):
                 if resource in taken:
-                    first = taken[resource]
-                    raise _names_meet(
-                        self._taken_by.get(first, first),
-                        self._taken_by.get(name, name),
-                        resource,
-                        place(),
-                    )
+                    both = (taken[resource], name)
+                    return *(self._taken_by.get(axis, axis) for axis in both), resource
                 taken[resource] = name
+        return None
 
     def _structured(self, eqn, inputs):
         held = _jax.read(eqn)
-        rule = _STRUCTURED.get(type(held))
-        if rule is None:
+        if not isinstance(held, (*_RUN_BODIES, *_SOLVE)):
+            # Results vary over the operands' names, also of custom_vmap and shard_map.
             return self._ordinary(eqn, inputs)
         self._around.append(eqn)
         try:
-            return rule(self, held, inputs, eqn)
+            if isinstance(held, _SOLVE):
+                return [_of_all_operands(self, held, inputs)] * len(eqn.outvars)
+            return flow_through(self, held, inputs).results
         finally:
             self._around.pop()
 
@@ -263,6 +269,17 @@ def _union(names: Sequence[Names]) -> Names:
 
 # --------------------------------------------------------------- structured equations
 
+_RUN_BODIES = (
+    _jax.Call,
+    _jax.Checkpoint,
+    _jax.CustomJvp,
+    _jax.CustomVjp,
+    _jax.Scan,
+    _jax.While,
+    _jax.Cond,
+)
+_SOLVE = (_jax.LinearSolve, _jax.HijaxOperation)
+
 
 class _Flow(NamedTuple):
     """The named axes in an equation that runs bodies.
@@ -283,7 +300,7 @@ def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
     is_branch = isinstance(held, _jax.Cond)
     bodies = bodies_of(held)
     carry = carry_of(held)
-    operands = operands_of_branches(held, inputs) if is_branch else list(inputs)
+    operands = _operands_of_branches(held, inputs) if is_branch else list(inputs)
     while True:
         predicate = inputs[0] if is_branch else NONE
         outs: list[list[Names]] = []
@@ -301,7 +318,7 @@ def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
         operands[carry] = grown
 
 
-def operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names]:
+def _operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names]:
     """The named axes of the operands of branches; batching rules within see those of the index,
     too, as under ``jax.vmap``.
     """
@@ -311,37 +328,13 @@ def operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names
     return [index, *others]
 
 
-def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> list[Names]:
-    """The same names for all results: a solution, or a root, depends on all that its equation
-    depends on.
-    """
+def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names]) -> Names:
+    """The names of a solution, or a root: it depends on all that its equation depends on."""
     union = _union(inputs)
     found = union
     for body in bodies_of(held):
         found = found.union(*checker.results(body.jaxpr, [union] * len(body.jaxpr.in_avals)))
-    return [found] * len(eqn.outvars)
-
-
-def _through_bodies(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> list[Names]:
-    return flow_through(checker, held, inputs).results
-
-
-# For the others (custom_vmap, shard_map, linear maps of roots), results vary over the operands'
-# names.
-_RUN_BODIES = (
-    _jax.Call,
-    _jax.Checkpoint,
-    _jax.CustomJvp,
-    _jax.CustomVjp,
-    _jax.Scan,
-    _jax.While,
-    _jax.Cond,
-)
-_STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names], Any], list[Names]]] = {
-    **dict.fromkeys(_RUN_BODIES, _through_bodies),
-    _jax.LinearSolve: _of_all_operands,
-    _jax.HijaxOperation: _of_all_operands,
-}
+    return found
 
 
 # ----------------------------------------------------------------------------- messages

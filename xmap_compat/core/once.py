@@ -1,4 +1,5 @@
-"""Cotangents that exist once: how the names of a value say that it stands for those of all elements.
+"""Cotangents that exist once: how the names of a value say that it stands for those of all
+elements.
 
 A cotangent that does not vary over an axis has arrived summed over it.  In a custom backward rule
 it, and what is made from it, has a ``Once`` for the axis among its names.  It is passed on as names
@@ -22,7 +23,7 @@ class Use(enum.Enum):
 
     NONE = "by no collective yet"
     PARTS = "by a collective, as the elements' own values, which add up to it"
-    WHOLE = "by a collective, after it met a varying value: by each element as a whole"
+    WHOLE = "by a collective, combined with a varying value: by each element as a whole"
     BOTH = "by a collective, together with what another one made, or with a varying cotangent"
     EACH = "it varies over the axis: each element has its own"
 
@@ -42,8 +43,10 @@ class Once:
 
 def with_once(names: Names, axes: Names) -> Names:
     """The names of a cotangent in a rule with collectives over these axes."""
-    along = (Once(axis, Use.EACH if axis in names else Use.NONE) for axis in axes)
-    return names.union(along)
+    along = set()
+    for axis in axes:
+        along.add(Once(axis, Use.EACH if axis in names else Use.NONE))
+    return names | along
 
 
 def without_once(names: Names) -> Names:
@@ -52,36 +55,50 @@ def without_once(names: Names) -> Names:
 
 def placements_of_once(axes: Iterable[AxisName]) -> Mapping[Any, Placement]:
     """Each ``Once`` is an axis of one element, for all that does not know what it says."""
-    every = (Once(axis, use) for axis in axes for use in Use)
-    return {name: Placement(name, 1) for name in every}
+    placements: dict[Any, Placement] = {}
+    for axis in axes:
+        for use in Use:
+            name = Once(axis, use)
+            placements[name] = Placement(name, 1)
+    return placements
 
 
 def in_parts(names: Names, axes: Iterable[AxisName]) -> list[AxisName]:
-    """The axes along which a value with these names stands in a collective for the elements' own."""
-    return [axis for axis in axes if Once(axis) in names and axis not in names]
+    """The axes along which a value with these names stands in a collective for parts: the elements'
+    own values, which add up to it.
+    """
+    divided = []
+    for axis in axes:
+        if Once(axis) in names and axis not in names:
+            divided.append(axis)
+    return divided
 
 
 def after_collective(operand: Names, axes: Iterable[AxisName], result: Names) -> Names:
     """The names of a collective's result: which ``Once`` have ended, and how they were used."""
     for axis in axes:
         if Once(axis) in operand:
-            result = (result - {Once(axis)}).union(_ended(operand, axis))
+            result -= {Once(axis)}
+            result |= {Once(axis, _use_by_collective(operand, axis))}
     return result
 
 
-def _ended(operand, axis):
+def _use_by_collective(operand, axis) -> Use:
     """How a collective over an axis uses an operand that is made from a cotangent."""
-    others = {use for use in Use if Once(axis, use) in operand} - {Use.NONE}
-    if others & {Use.PARTS, Use.BOTH, Use.EACH}:
-        return [Once(axis, Use.BOTH)]
+    for use in (Use.PARTS, Use.BOTH, Use.EACH):
+        if Once(axis, use) in operand:
+            return Use.BOTH
     if axis in operand:
-        return [Once(axis, Use.WHOLE)]
-    return [Once(axis, Use.BOTH if others else Use.PARTS)]
+        return Use.WHOLE
+    if Once(axis, Use.WHOLE) in operand:
+        return Use.BOTH
+    return Use.PARTS
 
 
 def used_both_ways(names: Names) -> Names:
     """The axes along which a result has a cotangent by its parts, and without any collective."""
-    by_parts = {n.axis for n in names if isinstance(n, Once) and n.use is Use.PARTS}
-    without = {n.axis for n in names if isinstance(n, Once) and n.use is Use.NONE}
-    together = {n.axis for n in names if isinstance(n, Once) and n.use is Use.BOTH}
-    return frozenset(by_parts & without | together)
+    axes: dict[Use, set[AxisName]] = {use: set() for use in Use}
+    for name in names:
+        if isinstance(name, Once):
+            axes[name.use].add(name.axis)
+    return frozenset(axes[Use.PARTS] & axes[Use.NONE] | axes[Use.BOTH])

@@ -6,10 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from xmap_compat.core.errors import should_be
-from xmap_compat.core.specs import AxisName
+from xmap_compat.core.specs import AxisName, is_integer
 
 Names = frozenset[AxisName]
 Params = Mapping[str, Any]
@@ -22,12 +20,16 @@ def axis_names(params: Params) -> tuple[AxisName, ...]:
 
 def mentioned_names(params: Params) -> tuple[AxisName, ...]:
     """Named axes of an equation's parameters; empty for anything that is not a collective."""
-    return axis_names(params) if "axes" in params or "axis_name" in params else ()
+    if "axes" in params or "axis_name" in params:
+        return axis_names(params)
+    return ()
 
 
 def _axes_param(params):
-    axes = params["axes"] if "axes" in params else params["axis_name"]
-    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+    axes = params.get("axes", params.get("axis_name"))
+    if isinstance(axes, (tuple, list)):
+        return axes
+    return (axes,)
 
 
 def positions(params: Params) -> tuple[int, ...]:
@@ -45,12 +47,17 @@ def _is_position(axis):
 def check_groups(primitive: str, params: Params, size: int, where: str) -> None:
     """Raise unless groups of one size cover one axis of ``size`` elements."""
     groups = params["axis_index_groups"]
-    covered = sorted(itertools.chain.from_iterable(groups)) == list(range(size))
-    if not covered or len(axis_names(params)) != 1 or len({*map(len, groups)}) != 1:
-        what = f"axis_index_groups of `{primitive}` at {where}"
-        wanted = f"groups of one size that have all indices of one named axis exactly once, 0 to {size - 1}"
+    indices = itertools.chain.from_iterable(groups)
+    covers_all = sorted(indices) == list(range(size))
+    is_even = len(set(map(len, groups))) == 1
+    if not (covers_all and is_even and len(axis_names(params)) == 1):
         raise should_be(
-            what, wanted, groups, ValueError, "Put the remaining indices into such groups"
+            f"axis_index_groups of `{primitive}` at {where}",
+            "groups of one size that have all indices of one named axis exactly once, "
+            f"0 to {size - 1}",
+            groups,
+            ValueError,
+            "Put the remaining indices into such groups",
         )
 
 
@@ -65,31 +72,29 @@ def check_permutation(params: Params, size: int, where: str) -> None:
     ``ppermute``.
     """
     perm = params["perm"]
-    is_index = lambda value: isinstance(value, (int, np.integer)) and not isinstance(value, bool)  # noqa: E731
-    if not all(
-        isinstance(pair, Sequence) and len(pair) == 2 and all(map(is_index, pair)) for pair in perm
-    ):
-        what, wanted = (
-            f"The permutation of ppermute at {where}",
-            "pairs of integers, [(source, destination), ...]",
-        )
-        raise should_be(what, wanted, perm, ValueError)
+    if not all(map(_is_pair, perm)):
+        what = f"The permutation of ppermute at {where}"
+        raise should_be(what, "pairs of integers, [(source, destination), ...]", perm, ValueError)
     for end, kind in enumerate(("source", "destination")):
-        seen: set[int] = set()
-        for index in [pair[end] for pair in perm]:
+        pairs: dict[int, list[Any]] = {}
+        for pair in perm:
+            index = pair[end]
             if not 0 <= index < size:
                 raise _index_out_of_range("The permutation of ppermute", index, size, where)
-            if index in seen:
-                twice = tuple(pair for pair in perm if pair[end] == index)
-                what, advice = (
-                    f"The {kind} index {index} of ppermute at {where}",
-                    "Leave one of these pairs out",
-                )
-                raise should_be(what, "in one pair only", twice, ValueError, advice)
-            seen.add(index)
+            pairs.setdefault(index, []).append(pair)
+        for index, having in pairs.items():
+            if len(having) > 1:
+                what = f"The {kind} index {index} of ppermute at {where}"
+                advice = "Leave one of these pairs out"
+                raise should_be(what, "in one pair only", tuple(having), ValueError, advice)
+
+
+def _is_pair(value):
+    return isinstance(value, Sequence) and len(value) == 2 and all(map(is_integer, value))
 
 
 def _index_out_of_range(what: str, index: int, size: int, where: str) -> ValueError:
     return ValueError(
-        f"{what} at {where} has the index {index}, but the indices are 0 to {size - 1}. Use these only"
+        f"{what} at {where} has the index {index}, but the indices are 0 to {size - 1}. "
+        "Use these only"
     )

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.errors import LEGACY, as_set, did_you_mean, quoted
 from xmap_compat.core.mesh import SerialLoop, loops_in_scope, mesh_of_jax
-from xmap_compat.core.specs import AxisName, check_name
+from xmap_compat.core.specs import AxisName, can_name, check_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,31 +59,32 @@ class Placement:
     @property
     def executed_by(self) -> tuple[str, ...]:
         """``'shard_map'``, ``'loop'`` and ``'vmap'``, those that apply, outermost first."""
-        split = bool(self.mesh_axes or self.loops)
-        used = (
-            (self.mesh_axes, "shard_map"),
-            (self.loops, "loop"),
-            (self.local_size != 1 or not split, "vmap"),
-        )
-        return tuple(word for applies, word in used if applies)
+        words = []
+        if self.mesh_axes:
+            words.append("shard_map")
+        if self.loops:
+            words.append("loop")
+        if self.local_size != 1 or not words:
+            words.append("vmap")
+        return tuple(words)
 
     def without_loops(self) -> Placement:
         return dataclasses.replace(self, loops=(), loop_sizes=())
 
+    def without_mesh(self) -> Placement:
+        return dataclasses.replace(self, mesh_axes=(), mesh_sizes=())
+
     def on_mesh_axes(self) -> Placement:
         """The same placement inside an enclosing xmap: mesh axes are named axes there."""
-        return dataclasses.replace(
-            self, mesh_axes=tuple(MeshAxis(axis, self.name) for axis in self.mesh_axes)
-        )
+        mesh_axes = tuple(MeshAxis(axis, self.name) for axis in self.mesh_axes)
+        return dataclasses.replace(self, mesh_axes=mesh_axes)
 
     @property
     def resources(self) -> frozenset[Hashable]:
         """The resources that it shares with no other axis of a value."""
-        return (
-            frozenset()
-            if isinstance(self.name, LocalElement)
-            else frozenset((*self.mesh_axes, *self.loops))
-        )
+        if isinstance(self.name, LocalElement):
+            return frozenset()
+        return frozenset((*self.mesh_axes, *self.loops))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,42 +128,45 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
     if not isinstance(axis_resources, Mapping):
         wanted = "a dictionary from axis names to resources, such as {'batch': 'x'}"
         raise errors.should_be("axis_resources", wanted, axis_resources)
-    parsed = {}
+    parsed: dict[AxisName, tuple[Any, ...]] = {}
     for name, resources in axis_resources.items():
         check_name("axis_resources", name)
-        entries = tuple(resources) if isinstance(resources, (tuple, list)) else (resources,)
-        named = [r for r in entries if not isinstance(r, SerialLoop)]
+        if not isinstance(resources, (tuple, list)):
+            resources = (resources,)
+        named = _named(resources)
         for resource in named:
-            _check_resource(name, resource)
+            # Any hashable may name a mesh axis or a loop, unless it surely means something else.
+            if not can_name(resource, _NO_RESOURCES):
+                raise _bad_resource(name, resource)
         if len(set(named)) != len(named):
-            raise _misplaced_resource(name, resources, is_repeated=True)
-        parsed[name] = entries
+            raise _misplaced_resource(name, axis_resources[name], is_repeated=True)
+        parsed[name] = tuple(resources)
     return parsed
 
 
-def _check_resource(name, resource):
-    """Any hashable may name a mesh axis or a loop; refuse those that surely mean something else."""
-    others = (
-        tuple,
-        type,
-        jax.Device,
-        jax.sharding.Mesh,
-        jax.sharding.PartitionSpec,
-        jax.sharding.Sharding,
-    )
-    if resource is None or resource is ... or isinstance(resource, others):
-        raise _bad_resource(name, resource)
-    try:
-        hash(resource)
-    except TypeError:
-        raise _bad_resource(name, resource) from None
+def _named(entries: Iterable[Any]) -> list[Any]:
+    """The resources that have names."""
+    return [entry for entry in entries if not isinstance(entry, SerialLoop)]
+
+
+_NO_RESOURCES = (
+    tuple,
+    type,
+    jax.Device,
+    jax.sharding.Mesh,
+    jax.sharding.PartitionSpec,
+    jax.sharding.Sharding,
+)
 
 
 def _bad_resource(name, resource):
     wanted = "names of mesh axes or of serial loops, or SerialLoop(length)"
     advice = "Write a tuple of several resources, and () for none"
     if isinstance(resource, (jax.Device, jax.sharding.Mesh)):
-        advice = f"Enter `with mesh(devices, ('x',)):` around the call, and write axis_resources={{{name!r}: 'x'}}"
+        advice = (
+            "Enter `with mesh(devices, ('x',)):` around the call, and write "
+            f"axis_resources={{{name!r}: 'x'}}"
+        )
     return errors.should_be(f"The resources of axis {name}", wanted, resource, advice=advice)
 
 
@@ -172,29 +176,38 @@ def known_axes(
     """The resources of axes that the call has; for others, which have no effect, unmodified
     programs get a warning.
     """
-    unknown = {name: entries for name, entries in resources.items() if name not in names}
+    unknown = dict(resources)
+    known = {}
+    for name in resources:
+        if name in names:
+            known[name] = unknown.pop(name)
     if unknown:
         error = _unknown_axes(unknown, names)
         if not undeclared:
             raise error
         _jax.warn_user(f"Ignored: {error}")
-    return {name: entries for name, entries in resources.items() if name in names}
+    return known
 
 
 def _unknown_axes(
     unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]
 ) -> ValueError:
     """``unknown``: axes that the call does not have, and the resources that they are given."""
-    turned = {r: name for name, entries in unknown.items() for r in entries if r in known}
-    meant = (
-        f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unknown, known)
+    turned: dict[Any, Hashable] = {}
+    for name, entries in unknown.items():
+        turned.update((entry, name) for entry in entries if entry in known)
+    meant = did_you_mean(unknown, known) or ". Name one of these, or leave the entry out"
+    if turned:
+        meant = f". Did you mean the other way round, {turned}?"
+    ours = (
+        f"axis_resources has entries for {quoted(unknown)}, which neither in_axes nor axis_sizes "
+        f"name: the axes of this xmap are {quoted(known) or 'none'}{meant}"
     )
-    return ValueError(
-        f"axis_resources has entries for {quoted(unknown)}, which neither in_axes nor axis_sizes name: the axes of "
-        f"this xmap are {quoted(known) or 'none'}{meant or '. Name one of these, or leave the entry out'}"
-        f"{LEGACY}All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
-        f"missing: {as_set(unknown)}"
+    legacy = (
+        "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the "
+        f"following are missing: {as_set(unknown)}"
     )
+    return ValueError(f"{ours}{LEGACY}{legacy}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,13 +225,12 @@ class Scope:
 
 def current_scope() -> Scope:
     ambient = _jax.ambient_mesh()
-    mesh = mesh_of_jax(ambient) if ambient is not None else None
-    if _bodies.stack and isinstance(
-        around := _bodies.stack[-1].scope.mesh, jax.sharding.AbstractMesh
-    ):
-        mesh = (
-            around if not isinstance(mesh, jax.sharding.Mesh) else mesh
-        )  # no types are in effect in a body
+    mesh = None if ambient is None else mesh_of_jax(ambient)
+    if _bodies.stack and not isinstance(mesh, jax.sharding.Mesh):
+        around = _bodies.stack[-1].scope.mesh
+        # No types are in effect in a body: JAX does not know its abstract mesh there.
+        if isinstance(around, jax.sharding.AbstractMesh):
+            mesh = around
     return Scope(mesh, tuple(loops_in_scope.value))
 
 
@@ -235,50 +247,73 @@ def place_axes(
     """
     mesh_shape = dict(scope.mesh.shape) if scope.mesh is not None else {}
     loops = dict(scope.loops)
-    wanted = {r for entries in resources.values() for r in entries if not isinstance(r, SerialLoop)}
-    missing = [r for r in wanted if r not in mesh_shape and r not in loops]
+    _check_in_scope(resources, mesh_shape, loops)
+    placements = {}
+    for name, size in sizes.items():
+        origin = (origins or {}).get(name, "axis_sizes")
+        entries = resources.get(name, ())
+        placements[name] = _place(name, size, entries, mesh_shape, loops, origin)
+    return placements
+
+
+def _check_in_scope(resources, mesh_shape, loops):
+    """Raise unless each resource is a mesh axis or a loop in scope, and not both."""
+    missing: list[Any] = []
+    axes: list[Hashable] = []
+    shadowed: list[Any] = []
+    for name, entries in resources.items():
+        named = _named(entries)
+        shadowed.extend(r for r in named if r in mesh_shape and r in loops)
+        lacking = [r for r in named if r not in mesh_shape and r not in loops]
+        if lacking:
+            missing.extend(lacking)
+            axes.append(name)
     if missing:
-        axes = [name for name, entries in resources.items() if any(r in missing for r in entries)]
-        raise errors.missing_resources(missing, axes, [*mesh_shape, *loops], bool(mesh_shape))
-    if shadowed := [r for r in wanted if r in mesh_shape and r in loops]:
-        raise errors.mesh_shadows_loops(shadowed)
-    places = {name: (origins or {}).get(name, "axis_sizes") for name in sizes}
-    return {
-        n: _place(n, size, resources.get(n, ()), mesh_shape, loops, places[n])
-        for n, size in sizes.items()
-    }
+        available = [*mesh_shape, *loops]
+        raise errors.missing_resources(
+            list(dict.fromkeys(missing)), axes, available, bool(mesh_shape)
+        )
+    if shadowed:
+        raise errors.mesh_shadows_loops(dict.fromkeys(shadowed))
 
 
 def _place(name, size, entries, mesh_shape, loops, origin):
-    mesh_axes = tuple(r for r in entries if not isinstance(r, SerialLoop) and r in mesh_shape)
-    if entries[: len(mesh_axes)] != mesh_axes:
-        raise _misplaced_resource(name, entries, is_repeated=False)
-    loop_entries = entries[len(mesh_axes) :]
-    placement = Placement(
-        name,
-        size,
-        mesh_axes,
-        tuple(mesh_shape[r] for r in mesh_axes),
-        tuple((name, k) if isinstance(r, SerialLoop) else r for k, r in enumerate(loop_entries)),
-        tuple(r.length if isinstance(r, SerialLoop) else loops[r] for r in loop_entries),
-    )
-    total = placement.devices * math.prod(placement.loop_sizes)
+    mesh_axes: list[Any] = []
+    mesh_sizes: list[int] = []
+    loop_names: list[Hashable] = []
+    loop_sizes: list[int] = []
+    for entry in entries:
+        if isinstance(entry, SerialLoop):
+            loop_names.append((name, len(loop_names)))
+            loop_sizes.append(entry.length)
+        elif entry in loops:
+            loop_names.append(entry)
+            loop_sizes.append(loops[entry])
+        elif loop_names:
+            raise _misplaced_resource(name, entries, is_repeated=False)
+        else:
+            mesh_axes.append(entry)
+            mesh_sizes.append(mesh_shape[entry])
+    total = math.prod((*mesh_sizes, *loop_sizes))
     if size % total:
         raise errors.not_divisible(name, size, entries, total, origin)
-    return placement
+    return Placement(
+        name, size, tuple(mesh_axes), tuple(mesh_sizes), tuple(loop_names), tuple(loop_sizes)
+    )
 
 
 def _misplaced_resource(name: Hashable, resources: Any, is_repeated: bool) -> ValueError:
     ours = f"axis_resources give `{name}` the resources {resources!r}, but"
     if is_repeated:
-        return ValueError(
-            f"{ours} one of these is repeated. Name each resource once{LEGACY}Resource assignment of a single axis "
-            f"must be a tuple of distinct resources, but specified {resources!r} for axis {name}"
+        legacy = (
+            "Resource assignment of a single axis must be a tuple of distinct resources, but "
+            f"specified {resources!r} for axis {name}"
         )
-    return ValueError(
-        f"{ours} loops come last. Write the mesh axes first{LEGACY}Loop resources cannot appear before mesh axes in "
-        "the resource_axis argument"
-    )
+        return ValueError(
+            f"{ours} one of these is repeated. Name each resource once{LEGACY}{legacy}"
+        )
+    legacy = "Loop resources cannot appear before mesh axes in the resource_axis argument"
+    return ValueError(f"{ours} loops come last. Write the mesh axes first{LEGACY}{legacy}")
 
 
 class _Bodies(threading.local):

@@ -52,8 +52,9 @@ class _NamesOfType(Mapping):
 
 def _type_has_no_names(aval: Any) -> TypeError:
     return TypeError(
-        f"x.aval.named_shape is not known inside an xmapped function: the type {aval.str_short()} does not tell which "
-        "named axes a value varies over. Write x.named_shape, or xmap_compat.named_shape(x)"
+        f"x.aval.named_shape is not known inside an xmapped function: the type {aval.str_short()} "
+        "does not tell which named axes a value varies over. Write x.named_shape, or "
+        "xmap_compat.named_shape(x)"
     )
 
 
@@ -78,8 +79,9 @@ def _extremum_tangent(x, tangent, out, axes, axis_index_groups):
 
 def _collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplementedError:
     return NotImplementedError(
-        f"{primitive} over {', '.join(map(repr, axes))} in a jax.vmap of the body cannot be computed: JAX has no right "
-        "batching rule for it. Give the mapped dimension a name in in_axes of the xmap instead"
+        f"{primitive} over {', '.join(map(repr, axes))} in a jax.vmap of the body cannot be "
+        "computed: JAX has no right batching rule for it. Give the mapped dimension a name in "
+        "in_axes of the xmap instead"
     )
 
 

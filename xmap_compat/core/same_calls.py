@@ -112,9 +112,9 @@ class ComparedCalls:
     def calling(self, args: tuple[Any, ...]) -> Iterator[None]:
         """The context around a call in a program of several processes."""
         if self._traced:
-            own = self._traced.get(_key(args))
-            if own is not None:
-                self._compare(own, args)
+            known = self._traced.get(_key(args))
+            if known is not None:
+                self._compare(known, args)
         token = _called.set((self, args))
         try:
             yield
@@ -123,27 +123,27 @@ class ComparedCalls:
 
     def traced(self, declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
         """Called from within jit's trace, when the call has been placed."""
-        processes = {d.process_index for d in devices_of(placed.scope.mesh)}
+        processes = _processes_of(placed.scope.mesh)
         if placed.nested or len(processes) < 2 or jax.process_index() not in processes:
             return
-        own = fingerprint(declared, placed, args)
-        self._traced[_key(args)] = own
+        made = fingerprint(declared, placed, args)
+        self._traced[_key(args)] = made
         caller, args_of_call = _called.get()
         if caller is self:
-            self._compare(own, args_of_call)
+            self._compare(made, args_of_call)
 
-    def _compare(self, own: Fingerprint, args: tuple[Any, ...]) -> None:
+    def _compare(self, made: Fingerprint, args: tuple[Any, ...]) -> None:
         """Compare with the other processes of the mesh, if the call needs them."""
         timeout = _timeout()
         store = _jax.process_store()
         if timeout is None or store is None:
             return
-        needs_others = own.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))
+        needs_others = made.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))
         if not needs_others:
             return
-        key = (store.client, own.processes, own.digest)
+        key = (store.client, made.processes, made.digest)
         if key not in self._agreed:
-            _agree(store, own, timeout)
+            _agree(store, made, timeout)
             self._agreed.add(key)
         self._traced.pop(_key(args), None)
 
@@ -153,9 +153,12 @@ def _key(args: tuple[Any, ...]) -> Hashable:
     leaves, tree = jax.tree.flatten(args)
     if not all(map(is_array, leaves)):
         return None
-    types = [jax.typeof(leaf) for leaf in leaves]
-    keys = tuple((t.shape, t.dtype, t.weak_type) for t in types)
-    return keys, tree, current_scope()
+    return tuple(map(_type_key, leaves)), tree, current_scope()
+
+
+def _type_key(x):
+    kind = jax.typeof(x)
+    return kind.shape, kind.dtype, kind.weak_type
 
 
 def _is_shared(x):
@@ -210,8 +213,12 @@ def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]
     for text in dict.fromkeys(texts):
         lines.extend(("program:", line.strip()) for line in text.splitlines())
     digest = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
-    processes = {device.process_index for device in mesh.devices.flat}
-    return Fingerprint(tuple(lines), digest, tuple(sorted(processes)), placed.uses_mesh)
+    processes = tuple(sorted(_processes_of(mesh)))
+    return Fingerprint(tuple(lines), digest, processes, placed.uses_mesh)
+
+
+def _processes_of(mesh):
+    return {device.process_index for device in devices_of(mesh)}
 
 
 def _facts(declared, placed, args, mesh):
@@ -227,8 +234,8 @@ def _facts(declared, placed, args, mesh):
     return {
         "function": declared.name,
         "axis_resources": _mapping(sorted(resources, key=repr)),
-        "in_axes": ", ".join(_mapping(spec.names) for spec in placed.in_specs),
-        "out_axes": ", ".join(_mapping(spec.names) for spec in placed.out_specs),
+        "in_axes": _specs_text(placed.in_specs),
+        "out_axes": _specs_text(placed.out_specs),
         "axis sizes": _mapping(placed.body.sizes.items()),
         "arguments": ", ".join(types),
         "serial loops": _mapping(placed.scope.loops),
@@ -236,6 +243,10 @@ def _facts(declared, placed, args, mesh):
         "versions": f"jax {_jax.RELEASE}, xmap_compat {_version.__version__}",
         "settings": _mapping((name, getattr(jax.config, name)) for name in SETTINGS),
     }
+
+
+def _specs_text(specs):
+    return ", ".join(_mapping(spec.names) for spec in specs)
 
 
 def _mapping(items):
@@ -287,7 +298,7 @@ def _texts(
 
 
 def _constant(value: Any) -> str:
-    """A constant by its values; by its type alone if it is large, if other processes have parts of
+    """A constant by its values; only by its type if it is large, if other processes have parts of
     it, or if traced.
     """
     kind = _steady(str(jax.typeof(value)))
@@ -319,28 +330,28 @@ counts: Counter[Hashable] = Counter()
 _lock = threading.Lock()
 
 
-def _agree(store: _jax.ProcessStore, own: Fingerprint, timeout: float) -> None:
+def _agree(store: _jax.ProcessStore, made: Fingerprint, timeout: float) -> None:
     """Return when all processes have posted the same digest; raise on every process if one has
     not.
     """
     with _lock:
-        counts[store.client, own.processes] += 1
-        number = counts[store.client, own.processes]
-    name = hashlib.sha256(json.dumps(own.processes).encode()).hexdigest()
+        counts[store.client, made.processes] += 1
+        number = counts[store.client, made.processes]
+    name = hashlib.sha256(json.dumps(made.processes).encode()).hexdigest()
     folder = f"xmap_compat/{name[:16]}/{number}"
     me = jax.process_index()
     line, _, _ = _jax.where_now().partition(" (")
     place = os.path.basename(line)
-    store.put(f"{folder}/digest/{me}", own.digest)
-    digests = _digests(store, folder, own.processes, timeout)
+    store.put(f"{folder}/digest/{me}", made.digest)
+    digests = _digests(store, folder, made.processes, timeout)
     if len(set(digests.values())) > 1:
-        lines = [(what, text[:LONGEST_LINE]) for what, text in own.lines[:MOST_LINES]]
+        lines = [(what, text[:LONGEST_LINE]) for what, text in made.lines[:MOST_LINES]]
         store.put(f"{folder}/details/{me}", json.dumps(lines))
         differences = _differences(store, folder, digests)
         raise _processes_differ(differences, me, dict(lines)["function"], place)
-    # A process that arrives after others have given up must not go on alone: the first outcome
+    # A process that arrives after others have given up must not go on: the first outcome
     # holds for all.
-    missing = [p for p in own.processes if p not in digests]
+    missing = [p for p in made.processes if p not in digests]
     outcome = store.put(f"{folder}/outcome", json.dumps([missing, place]))
     missing, waiting_at = json.loads(outcome)
     if missing:
@@ -390,19 +401,13 @@ def _difference(lines, others):
     """``axis_resources {'batch': 'x'}, others {'batch': 'y'}``: the first line that differs, or a
     piece of it.
     """
-    for (what, own), (_, other) in zip(lines, others):
-        if own != other:
-            begin = max(0, _first_difference(own, other) - 60)
+    for (what, line), (_, other) in zip(lines, others):
+        if line != other:
+            common = os.path.commonprefix([line, other])  # noqa: RUF071
+            begin = max(0, len(common) - 60)
             shown = slice(begin, begin + LONGEST_SHOWN)
-            return f"{what} {own[shown]}, others {other[shown]}"
+            return f"{what} {line[shown]}, others {other[shown]}"
     return "a program that differs further on"
-
-
-def _first_difference(one: str, other: str) -> int:
-    for k, (a, b) in enumerate(zip(one, other)):
-        if a != b:
-            return k
-    return min(len(one), len(other))
 
 
 def _processes_differ(differences: Sequence[str], me: int, fun: str, place: str) -> RuntimeError:

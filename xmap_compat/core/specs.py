@@ -72,7 +72,10 @@ def parse_specs(where: str, tree: Any) -> Any:
 
 def spec_names(specs: Any) -> list[AxisName]:
     """The axis names of parsed specs, each once, in the order of their appearance."""
-    return list(dict.fromkeys(name for spec in jax.tree.leaves(specs) for _, name in spec.names))
+    names: dict[AxisName, None] = {}
+    for spec in jax.tree.leaves(specs):
+        names.update(dict.fromkeys(spec.position_of()))
+    return list(names)
 
 
 def argument_path(args_path: Sequence[Any], root: str) -> str:
@@ -80,12 +83,13 @@ def argument_path(args_path: Sequence[Any], root: str) -> str:
 
     A class that was registered without keys only numbers its children: ``args[0].<child 1>``.
     """
-    unnamed = jax.tree_util.FlattenedIndexKey
-    keys = (
-        f".<child {k.key}>" if isinstance(k, unnamed) else jax.tree_util.keystr((k,))
-        for k in args_path
-    )
-    return root + "".join(keys)
+    path = root
+    for key in args_path:
+        if isinstance(key, jax.tree_util.FlattenedIndexKey):
+            path += f".<child {key.key}>"
+        else:
+            path += jax.tree_util.keystr((key,))
+    return path
 
 
 def parse_axis_sizes(axis_sizes: Any) -> dict[AxisName, int]:
@@ -96,14 +100,18 @@ def parse_axis_sizes(axis_sizes: Any) -> dict[AxisName, int]:
     sizes = {}
     for name, size in axis_sizes.items():
         check_name("axis_sizes", name)
-        if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
-            raise should_be(f"The size of axis {name} in axis_sizes", "an integer, such as 8", size)
+        what = f"The size of axis {name} in axis_sizes"
+        if not is_integer(size):
+            raise should_be(what, "an integer, such as 8", size)
         if size < 0:
-            raise should_be(
-                f"The size of axis {name} in axis_sizes", "at least 0", size, ValueError
-            )
+            raise should_be(what, "at least 0", size, ValueError)
         sizes[name] = int(size)
     return sizes
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer, and no truth value."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 # ------------------------------------------------------------------------ parsing
@@ -119,18 +127,21 @@ def is_spec(entry):
     them.
     """
     if isinstance(entry, dict):
-        return not any(_is_container(value) for value in entry.values() if value is not None)
+        return not _holds_containers(entry.values())
     if isinstance(entry, list):
         return _is_list_spec(entry)
-    return isinstance(entry, tuple) and (
-        not entry or (type(entry) is tuple and _is_list_spec(entry))
-    )
+    if not isinstance(entry, tuple):
+        return False
+    return not entry or (type(entry) is tuple and _is_list_spec(entry))
 
 
 def _is_list_spec(entry):
-    return any(x is ... or isinstance(x, str) for x in entry) or not any(
-        _is_container(x) for x in entry if x is not None
-    )
+    is_list_of_names = any(x is ... or isinstance(x, str) for x in entry)
+    return is_list_of_names or not _holds_containers(entry)
+
+
+def _holds_containers(entries):
+    return any(entry is not None and _is_container(entry) for entry in entries)
 
 
 def _parse_spec(where, spec, path):
@@ -142,42 +153,54 @@ def _parse_spec(where, spec, path):
 
 
 def _parse_dict(where, spec, path):
-    if not all(isinstance(k, (int, np.integer)) and not isinstance(k, bool) for k in spec):
+    if not all(map(is_integer, spec)):
         raise _bad_spec(where, spec, path)
-    if any(k < 0 for k in spec):
+    if any(position < 0 for position in spec):
         raise _negative_axis(where, spec, path)
-    return _make_spec(where, [(int(k), spec[k]) for k in sorted(spec)], None, spec, path)
+    pairs = [(int(position), spec[position]) for position in sorted(spec)]
+    return _make_spec(where, pairs, None, spec, path)
 
 
 def _parse_list(where, spec, path):
     entries = list(spec)
-    open_ended = bool(entries) and entries[-1] is ...
-    if open_ended:
-        entries = entries[:-1]
+    rank: int | None = len(entries)
+    if entries and entries[-1] is ...:
+        rank = None
+        entries.pop()
     if any(entry is ... for entry in entries):
         raise _misplaced_ellipsis(spec, path)
-    pairs = [(k, name) for k, name in enumerate(entries) if name is not None]
-    return _make_spec(where, pairs, None if open_ended else len(entries), spec, path)
+    pairs = [(position, name) for position, name in enumerate(entries) if name is not None]
+    return _make_spec(where, pairs, rank, spec, path)
 
 
 def _make_spec(where, pairs, rank, source, path):
     for _, name in pairs:
         check_name(where, name, path, source)
-    if len({name for _, name in pairs}) != len(pairs):
+    spec = AxisSpec(tuple(pairs), rank, source)
+    if len(spec.position_of()) != len(pairs):
         raise _repeated_name(where, source, path)
-    return AxisSpec(tuple(pairs), rank, source)
+    return spec
+
+
+_NO_NAMES = (bool, np.bool_, tuple, jax.sharding.PartitionSpec)
 
 
 def check_name(where: str, name: Any, path: str = "", source: Any = None) -> None:
     """Raise unless ``name`` can be the name of an axis."""
     is_dots = isinstance(name, str) and name == "..."
-    others = (bool, np.bool_, tuple, jax.sharding.PartitionSpec)
-    if name is None or name is ... or is_dots or isinstance(name, others):
+    if is_dots or not can_name(name, _NO_NAMES):
         raise _bad_axis_name(where, name, path, source)
+
+
+def can_name(value: Any, others: tuple[type, ...]) -> bool:
+    """Whether a value can be the name of an axis or a resource: any hashable of no other type."""
+    if value is None or value is ... or isinstance(value, others):
+        return False
     try:
-        hash(name)
+        hash(value)
     except TypeError:
-        raise _bad_axis_name(where, name, path, source) from None
+        return False
+    return True
 
 
 # ----------------------------------------------------------------------------- messages
@@ -186,12 +209,13 @@ _PARTITION_SPEC = "a PartitionSpec has a meaning in jit and shard_map only"
 
 
 def _bad_spec(where: str, spec: Any, path: str) -> TypeError:
-    return TypeError(
-        f"{path} is {show(spec)}, which is not an axis specification{_spec_meant(spec)}"
-        f"{LEGACY}Value mapping specification in xmap {where} pytree can be either: - lists of axis names (possibly "
-        "ending with the ellipsis object: ...) - dictionaries that map positional axes (integers) to axis names (e.g. "
-        f"{{2: 'name'}}) but got: {show(spec)}"
+    ours = f"{path} is {show(spec)}, which is not an axis specification{_spec_meant(spec)}"
+    legacy = (
+        f"Value mapping specification in xmap {where} pytree can be either: - lists of axis names "
+        "(possibly ending with the ellipsis object: ...) - dictionaries that map positional axes "
+        f"(integers) to axis names (e.g. {{2: 'name'}}) but got: {show(spec)}"
     )
+    return TypeError(f"{ours}{LEGACY}{legacy}")
 
 
 def _spec_meant(spec: Any) -> str:
@@ -207,51 +231,56 @@ def _spec_meant(spec: Any) -> str:
     if isinstance(spec, (int, np.integer)):
         leading = "['name', ...] or " if spec == 0 else ""
         return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
-    if isinstance(spec, dict) and all(
-        isinstance(value, (int, np.integer)) for value in spec.values()
-    ):
-        return (
-            f". Write it the other way round: {show({value: key for key, value in spec.items()})}"
-        )
+    if isinstance(spec, dict) and all(isinstance(k, (int, np.integer)) for k in spec.values()):
+        turned = {position: name for name, position in spec.items()}
+        return f". Write it the other way round: {show(turned)}"
     return ". Write a list of names, or {position: name} with integers for positions"
 
 
 def _bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
-    reason, remedy = "it must be hashable, and neither None nor an ellipsis", "Use a string instead"
+    reason = "it must be hashable, and neither None nor an ellipsis"
+    remedy = "Use a string instead"
     if isinstance(name, str):
-        reason, remedy = f"`{name!r}` is a string", "Write `...`"
+        reason = f"`{name!r}` is a string"
+        remedy = "Write `...`"
     if isinstance(name, tuple):
         reason = "JAX reads a tuple as several names"
     if isinstance(name, jax.sharding.PartitionSpec):
-        reason, remedy = (
-            _PARTITION_SPEC,
-            "Name the dimensions of an array with a list, e.g. ['i', ...]",
-        )
+        reason = _PARTITION_SPEC
+        remedy = "Name the dimensions of an array with a list, e.g. ['i', ...]"
     if isinstance(name, (bool, np.bool_)):
         reason = "JAX reads a truth value as the position 0 or 1"
     if isinstance(name, (list, dict)) and isinstance(spec, tuple) and spec[-1] is ...:
-        remedy = "A tuple that ends in ... is one specification: for an argument without names write [...] or {}"
-    seen = f"{path} is {show(spec)}, but" if spec is not None else f"In {where},"
+        remedy = (
+            "A tuple that ends in ... is one specification: for an argument without names write "
+            "[...] or {}"
+        )
+    seen = f"In {where},"
+    if spec is not None:
+        seen = f"{path} is {show(spec)}, but"
     return TypeError(f"{seen} {show(name)} cannot be used as an axis name: {reason}. {remedy}")
 
 
 def _misplaced_ellipsis(spec: Any, path: str) -> ValueError:
     return ValueError(
-        f"{path} is {show(spec)}, but an ellipsis can only end a list of axis names. Use a dictionary to name "
-        "dimensions that are not leading, e.g. {0: 'i', 2: 'j'}"
+        f"{path} is {show(spec)}, but an ellipsis can only end a list of axis names. Use a "
+        "dictionary to name dimensions that are not leading, e.g. {0: 'i', 2: 'j'}"
     )
 
 
 def _negative_axis(where: str, spec: Any, path: str) -> ValueError:
-    return ValueError(
+    ours = (
         f"{path} is {show(spec)}, but a position cannot be negative. Count from the first dimension"
-        f"{LEGACY}xmap doesn't support negative axes in {where}"
     )
+    return ValueError(f"{ours}{LEGACY}xmap doesn't support negative axes in {where}")
 
 
 def _repeated_name(where: str, spec: Any, path: str) -> ValueError:
+    shown = show(spec)
     diagonal = ". For a diagonal, call jnp.diagonal before" if where == "in_axes" else ""
-    return ValueError(
-        f"{path} is {show(spec)}, which repeats a name. Give each dimension its own name{diagonal}"
-        f"{LEGACY}Named axes should be unique within each {where} argument specification, but one them is: {show(spec)}"
+    ours = f"{path} is {shown}, which repeats a name. Give each dimension its own name{diagonal}"
+    legacy = (
+        f"Named axes should be unique within each {where} argument specification, but one them is: "
+        f"{shown}"
     )
+    return ValueError(f"{ours}{LEGACY}{legacy}")

@@ -144,7 +144,9 @@ def _notes() -> Any:
 
 def _new_mesh_axes(body):
     """Mesh axes for nested xmaps, unless an enclosing body has bound them already."""
-    return [] if any(outer.mesh_axes for outer in enclosing_bodies()) else body.mesh_axes.items()
+    if any(outer.mesh_axes for outer in enclosing_bodies()):
+        return []
+    return body.mesh_axes.items()
 
 
 @contextlib.contextmanager
@@ -163,4 +165,7 @@ _by_our_rules = jax.make_user_context(default_value=False)
 
 def sizes_in_scope() -> Mapping[AxisName, int]:
     """Every axis that the bodies being traced in this thread define."""
-    return {name: size for body in enclosing_bodies() for name, size in body.sizes.items()}
+    sizes: dict[AxisName, int] = {}
+    for body in enclosing_bodies():
+        sizes.update(body.sizes)
+    return sizes

@@ -6,7 +6,7 @@ element of index 0, and the next xmap over the same mesh gets each device's own 
 Programs that feed a decode state back rely on both.  Nothing is broadcast.
 
 No array shows whether it is such a result.  So once one ``exist``s, any argument may differ along
-each mesh axis, and varies over an ``LocalElement``.  A call is evaluated with these if a collective,
+each mesh axis, and varies over a ``LocalElement``.  A call is evaluated with these if a collective,
 or a predicate around one, needs them.
 """
 
@@ -89,8 +89,7 @@ def names_at_entry(
     elements = local_elements_of(placements)
 
     def entering(names: Names) -> Names:
-        split = _split_by(names, placements)
-        return names.union(n for n in elements if n.mesh_axis not in split)
+        return names.union(unsplit_elements(names.union(elements), placements))
 
     of_consts = []
     for value in consts:

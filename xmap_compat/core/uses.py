@@ -38,6 +38,10 @@ class _Value(NamedTuple):
     elements: int
 
 
+def _names_of(values: Sequence[_Value]) -> list[Names]:
+    return [value.names for value in values]
+
+
 def varying_gathers(
     view: DeviceView,
     checker: Checker,
@@ -51,7 +55,7 @@ def varying_gathers(
       inputs: the named axes of the program's inputs.
       results: the named axes that its results are broadcast to.
     """
-    if not any(view.mesh_axes_of(_gathered(eqn)) for eqn in _gathers_in(jaxpr)):
+    if not any(map(view.mesh_axes_of, map(_gathered, _gathers_in(jaxpr)))):
         return frozenset()
     uses = _Uses(view, checker)
     uses.of_inputs(jaxpr, inputs, list(map(uses.cast_to, results)))
@@ -80,16 +84,15 @@ class _Uses:
     view: DeviceView
     checker: Checker
     chosen: dict[Any, bool] = dataclasses.field(default_factory=dict)
-    _known: dict[Any, list[Use]] = dataclasses.field(default_factory=dict)
+    _known: dict[Any, Sequence[Use]] = dataclasses.field(default_factory=dict)
 
-    def of_inputs(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Use]) -> list[Use]:
+    def of_inputs(
+        self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Use]
+    ) -> Sequence[Use]:
         """The uses of a body's inputs, from those of its results."""
         key = (jaxpr, *inputs, *(frozenset(use.items()) for use in results))
-        if key not in self._known:
-            self._known[key] = self._of_inputs(jaxpr, inputs, results)
-        return self._known[key]
-
-    def _of_inputs(self, jaxpr, inputs, results):
+        if key in self._known:
+            return self._known[key]
         body, _ = _jax.open_jaxpr(jaxpr)
         names = self.checker.variables(jaxpr, inputs)
 
@@ -102,7 +105,9 @@ class _Uses:
             return self._of_operands(eqn, operands, outs, list(map(self._together, outs, uses)))
 
         uses = backward(body.eqns, zip(body.outvars, results), of_operands)
-        return [self._together(value(variable), uses[variable]) for variable in body.invars]
+        of_inputs = [self._together(value(variable), uses[variable]) for variable in body.invars]
+        self._known[key] = of_inputs
+        return of_inputs
 
     def _value(self, aval, names):
         elements = math.prod(getattr(aval, "shape", ()))
@@ -119,7 +124,7 @@ class _Uses:
         several uses.
         """
         together = {}
-        for axis in self.view.mesh_axes:
+        for axis in self.view.mesh_sizes:
             if all(axis in use for use in uses):
                 casts = [use[axis] for use in uses]
                 together[axis] = sum(filter(None, casts))
@@ -138,12 +143,12 @@ class _Uses:
             return _of_ordinary(operands, after, self._cast_by_all(outs))
         if _gathered(eqn):
             return self._of_gathered(eqn, operands[0], outs[0], *after)
-        together = self.cast_to(frozenset().union(*(value.names for value in operands)))
+        together = self.cast_to(frozenset().union(*_names_of(operands)))
         row = COLLECTIVES.get(eqn.primitive.name)
         if row is not None and row.joint:
             return [together] * len(operands)
         if row is not None:
-            return [self.cast_to(out.names) for out, _ in zip(outs, operands)]
+            return list(map(self.cast_to, _names_of(outs)))[: len(operands)]
         has_rule = held is not None or _jax.has_custom_batching(eqn)
         if not (has_rule or _jax.has_side_effect(eqn) or names_used(eqn)):
             return _of_ordinary(operands, after, together)
@@ -155,7 +160,7 @@ class _Uses:
         """The use of a value that results of one equation are computed from, each by itself."""
         if not outs:
             return {}
-        return self.cast_to(frozenset.intersection(*(out.names for out in outs)))
+        return self.cast_to(frozenset.intersection(*_names_of(outs)))
 
     def _of_bodies(self, held, operands, after):
         """A carry is cast before the first iteration and after each; other values are cast in each
@@ -164,7 +169,7 @@ class _Uses:
         Each result of branches is cast to vary over all that it varies over in some branch,
         operands as the index does.
         """
-        names, results, predicate = flow_through(self.checker, held, [v.names for v in operands])
+        names, results, predicate = flow_through(self.checker, held, _names_of(operands))
         carry = range(len(operands))[carry_of(held)]
         cast = len(results) if isinstance(held, _jax.Cond) else len(carry)
         inside: list[list[Use]] = [[] for _ in operands]

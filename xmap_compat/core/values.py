@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ class NamedValue:
 
     def positional_dims(self) -> list[int]:
         """The dimensions of ``data`` that are positional, in order."""
-        return [k for k, name in enumerate(self.dims) if name is None]
+        return self.dims_of([None])
 
     def positional_shape(self) -> tuple[int, ...]:
         """The sizes of these dimensions."""
@@ -69,9 +70,13 @@ class NamedValue:
         return NamedValue(data, self.dims, self.names)
 
 
+def names_of_each(values: Iterable[NamedValue]) -> list[frozenset[AxisName]]:
+    return [value.names for value in values]
+
+
 def union_of_names(values: Iterable[NamedValue]) -> frozenset[AxisName]:
     """The axes that any of the values varies over."""
-    return frozenset().union(*(v.names for v in values))
+    return frozenset().union(*names_of_each(values))
 
 
 def as_array(data: Any) -> Any:
@@ -114,8 +119,7 @@ def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]
 
 def others(count: int, chosen: Iterable[int]) -> list[int]:
     """The numbers below ``count`` that are not chosen, in order."""
-    chosen = set(chosen)
-    return [k for k in range(count) if k not in chosen]
+    return sorted(set(range(count)).difference(chosen))
 
 
 def moved_to_front(data: Any, dims: Sequence[int]) -> Any:
@@ -123,6 +127,16 @@ def moved_to_front(data: Any, dims: Sequence[int]) -> Any:
     if list(dims) == list(range(len(dims))):
         return data
     return lax.transpose(data, (*dims, *others(data.ndim, dims)))
+
+
+def with_leading(data: Any, count: int, sizes: Iterable[int]) -> Any:
+    """The data with dimensions of these sizes in the place of the first ``count``."""
+    return _jax.reshaped(data, (*sizes, *data.shape[count:]))
+
+
+def merge_leading(data: Any, count: int) -> Any:
+    """Merge the first ``count`` dimensions into one."""
+    return with_leading(data, count, [math.prod(data.shape[:count])])
 
 
 def transposed(value, dims):

@@ -53,9 +53,12 @@ def watching(watcher: Watcher, jitted: bool) -> Iterator[None]:
       jitted: whether jitted functions call xmapped ones: JAX must not reuse traces that were made
         without the watcher.
     """
+    retraced: Any = contextlib.nullcontext()
+    if jitted:
+        retraced = _number(next(_numbers))
     token = _watcher.set(watcher)
     try:
-        with _number(next(_numbers)) if jitted else contextlib.nullcontext():
+        with retraced:
             yield
     finally:
         _watcher.reset(token)
@@ -75,7 +78,5 @@ def watch_everywhere(watcher: Watcher) -> Callable[[], object]:
 
 def watchers() -> list[Watcher]:
     """Those of this thread and of all."""
-    return [
-        _watcher.get(),
-        *list(_everywhere.values()),
-    ]  # a copy, as other threads may remove theirs
+    # A copy, as other threads may remove theirs.
+    return [_watcher.get(), *list(_everywhere.values())]

@@ -24,17 +24,23 @@ UNSET: Any = object()
 
 
 FROM_GDA = object()  # as the argument lies
-_is_none = lambda x: x is None  # noqa: E731
 
 
-def _specs(resources: Any, on_mesh: bool = True) -> Any:
+def _specs(resources: Any, of_none: Any = P()) -> Any:
     """Shardings of today: None meant "whole on every device" of a mesh in scope, and now means "as
     it comes".
     """
-    whole = P() if on_mesh else None
-    return jax.tree.map(
-        lambda x: None if x is FROM_GDA else whole if x is None else x, resources, is_leaf=_is_none
-    )
+
+    def spec(x):
+        if x is FROM_GDA:
+            return None
+        return of_none if x is None else x
+
+    return jax.tree.map(spec, resources, is_leaf=_is_none)
+
+
+def _is_none(x):
+    return x is None
 
 
 def pjit(
@@ -48,17 +54,21 @@ def pjit(
     """``jax.experimental.pjit.pjit`` with ``in_axis_resources`` and ``out_axis_resources`` (or,
     later, shardings).
     """
-    options = {"static_argnums": static_argnums, "donate_argnums": donate_argnums, **options}
-    given = {"in_shardings": in_axis_resources, "out_shardings": out_axis_resources}
-    given = {keyword: options.pop(keyword, resources) for keyword, resources in given.items()}
-    given = {keyword: resources for keyword, resources in given.items() if resources is not UNSET}
-    on_mesh, without = ({k: _specs(r, there) for k, r in given.items()} for there in (True, False))
+    options.update(static_argnums=static_argnums, donate_argnums=donate_argnums)
+    given = {}
+    for keyword, by_old_name in (
+        ("in_shardings", in_axis_resources),
+        ("out_shardings", out_axis_resources),
+    ):
+        resources = options.pop(keyword, by_old_name)
+        if resources is not UNSET:
+            given[keyword] = resources
+    on_mesh = {keyword: _specs(resources) for keyword, resources in given.items()}
+    without = {keyword: _specs(resources, None) for keyword, resources in given.items()}
     jitted = jax.jit(fun, **options, **on_mesh)
-    return (
-        jitted
-        if on_mesh == without
-        else _WithOrWithoutMesh(jitted, jax.jit(fun, **options, **without))
-    )
+    if on_mesh == without:
+        return jitted
+    return _WithOrWithoutMesh(jitted, jax.jit(fun, **options, **without))
 
 
 class _WithOrWithoutMesh:
@@ -66,10 +76,13 @@ class _WithOrWithoutMesh:
 
     def __init__(self, on_mesh: Any, without: Any):
         functools.update_wrapper(self, on_mesh)
-        self._on_mesh, self._without = on_mesh, without
+        self._on_mesh = on_mesh
+        self._without = without
 
     def _jitted(self) -> Any:
-        return self._without if placement.current_scope().mesh is None else self._on_mesh
+        if placement.current_scope().mesh is None:
+            return self._without
+        return self._on_mesh
 
     def __call__(self, *args, **kwargs):
         return self._jitted()(*args, **kwargs)
@@ -80,9 +93,9 @@ class _WithOrWithoutMesh:
 
 def with_sharding_constraint(x: Any, axis_resources: Any = UNSET, *, shardings: Any = UNSET) -> Any:
     """The function of ``jax.experimental.pjit``, with ``axis_resources``."""
-    return jax.lax.with_sharding_constraint(
-        x, _specs(axis_resources) if shardings is UNSET else shardings
-    )
+    if shardings is UNSET:
+        shardings = _specs(axis_resources)
+    return jax.lax.with_sharding_constraint(x, shardings)
 
 
 class _JaxArrays(type):
@@ -98,38 +111,37 @@ class GlobalDeviceArray(metaclass=_JaxArrays):
 
     def __new__(cls, global_shape, global_mesh, mesh_axes, device_buffers):
         sharding = jax.sharding.NamedSharding(global_mesh, P(*mesh_axes))
-        return jax.make_array_from_single_device_arrays(
-            tuple(global_shape), sharding, list(device_buffers)
-        )
+        shape = tuple(global_shape)
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(device_buffers))
 
     @staticmethod
     def from_callback(global_shape, global_mesh, mesh_axes, data_callback):
         sharding = jax.sharding.NamedSharding(global_mesh, P(*mesh_axes))
         return jax.make_array_from_callback(tuple(global_shape), sharding, data_callback)
 
-    @staticmethod
-    def from_batched_callback(global_shape, global_mesh, mesh_axes, data_callback):
+    @classmethod
+    def from_batched_callback(cls, global_shape, global_mesh, mesh_axes, data_callback):
         sharding = jax.sharding.NamedSharding(global_mesh, P(*mesh_axes))
         indices = sharding.addressable_devices_indices_map(tuple(global_shape))
         buffers = map(jax.device_put, data_callback(tuple(indices.values())), indices)
-        return jax.make_array_from_single_device_arrays(
-            tuple(global_shape), sharding, list(buffers)
-        )
+        return cls(global_shape, global_mesh, mesh_axes, buffers)
 
 
 def device_put_replicated(x: Any, devices: Sequence[jax.Device]) -> Any:
     """Put each leaf once on each device, in a new leading dimension."""
-    return jax.tree.map(lambda leaf: _one_each([jnp.asarray(leaf)] * len(devices), devices), x)
+    return device_put_sharded([x] * len(devices), devices)
 
 
 def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> Any:
     """Put one shard on each device, in a new leading dimension."""
-    return jax.tree.map(lambda *leaves: _one_each(list(map(jnp.asarray, leaves)), devices), *shards)
-
-
-def _one_each(parts, devices):
     mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
-    return jax.device_put(jnp.stack(parts), jax.sharding.NamedSharding(mesh, P("devices")))
+    one_each = jax.sharding.NamedSharding(mesh, P("devices"))
+
+    def put(*leaves):
+        stacked = jnp.stack([jnp.asarray(leaf) for leaf in leaves])
+        return jax.device_put(stacked, one_each)
+
+    return jax.tree.map(put, *shards)
 
 
 # -------------------------------------------------------------------------------- callbacks
@@ -142,12 +154,11 @@ def _pure_callback_or(pure_callback: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(pure_callback)
     def pure_callback_for_each_element(*args, **kwargs):
-        if "vmap_method" not in kwargs:
-            kwargs["vmap_method"] = (
-                "legacy_vectorized" if kwargs.pop("vectorized", False) else "sequential"
-            )
-        elif "vectorized" in kwargs:
+        if "vectorized" in kwargs and "vmap_method" in kwargs:
             raise errors.vectorized_and_vmap_method(kwargs["vectorized"], kwargs["vmap_method"])
+        if kwargs.pop("vectorized", False):
+            kwargs["vmap_method"] = "legacy_vectorized"
+        kwargs.setdefault("vmap_method", "sequential")
         return pure_callback(*args, **kwargs)
 
     return pure_callback_for_each_element
@@ -164,9 +175,8 @@ def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def extend(function):
         @functools.wraps(function)
         def by_old_names(*args, **kwargs):
-            return function(
-                *args, **{names.get(name, name): value for name, value in kwargs.items()}
-            )
+            options = {names.get(name, name): value for name, value in kwargs.items()}
+            return function(*args, **options)
 
         return by_old_names
 
@@ -179,8 +189,9 @@ def _clip_or(clip: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(clip)
     def clip_with_a(*args, **kwargs):
-        given = [kwargs.pop("a")] if "a" in kwargs else []
-        return by_old_names(*given, *args, **kwargs)
+        if "a" in kwargs:
+            args = (kwargs.pop("a"), *args)
+        return by_old_names(*args, **kwargs)
 
     return clip_with_a
 
@@ -193,25 +204,29 @@ def _array_or(array: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return array(*args, **kwargs)
         except ValueError:
-            if not args or not any(map(_is_none, jax.tree.leaves(args[0], is_leaf=_is_none))):
+            if not args:
                 raise
-        numbers = jax.tree.map(lambda x: np.nan if x is None else x, args[0], is_leaf=_is_none)
-        return array(numbers, *args[1:], **kwargs)
+            leaves, tree = jax.tree.flatten(args[0], is_leaf=_is_none)
+            if not any(map(_is_none, leaves)):
+                raise
+        numbers = [np.nan if leaf is None else leaf for leaf in leaves]
+        return array(jax.tree.unflatten(tree, numbers), *args[1:], **kwargs)
 
     return array_of_none
 
 
 def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
     """A type without the value that types could have."""
-    return aval if weak_type is None else aval.update(weak_type=weak_type)
+    if weak_type is None:
+        return aval
+    return aval.update(weak_type=weak_type)
 
 
 def wrap_init(fun: Callable[..., Any], params: dict[str, Any] | None = None) -> Any:
     """The function of ``jax.linear_util``, without debugging information."""
     api_util: Any = jax.api_util
-    return jax.extend.linear_util.wrap_init(
-        fun, params, debug_info=api_util.debug_info("wrap_init", fun, (), {})
-    )
+    nothing_known = api_util.debug_info("wrap_init", fun, (), {})
+    return jax.extend.linear_util.wrap_init(fun, params, debug_info=nothing_known)
 
 
 def _update(operation):
@@ -264,7 +279,22 @@ def split_list(args: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
     return [list(args[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
-_X64 = ("jax.experimental", "jax.experimental.x64_context")
+def enable_x64(new_val: bool = True) -> Any:
+    return jax.enable_x64(new_val)
+
+
+def disable_x64() -> Any:
+    return jax.enable_x64(False)
+
+
+def shuffle(key: Any, x: Any, axis: int = 0) -> Any:
+    return jax.random.permutation(key, x, axis, independent=True)
+
+
+def in1d(ar1: Any, ar2: Any, *args: Any, **kwargs: Any) -> Any:
+    return jnp.isin(jnp.ravel(ar1), ar2, *args, **kwargs)
+
+
 # By the names under which programs find them.
 ADAPTERS: dict[str, Any] = {
     "jax.core.trace_state_clean": trace_state_clean,
@@ -281,19 +311,19 @@ ADAPTERS: dict[str, Any] = {
     "jax.core.raise_to_shaped": raise_to_shaped,
     "jax.abstract_arrays.raise_to_shaped": raise_to_shaped,
     "jax.linear_util.wrap_init": wrap_init,
-    **{f"{module}.enable_x64": lambda new_val=True: jax.enable_x64(new_val) for module in _X64},
-    **{f"{module}.disable_x64": lambda: jax.enable_x64(False) for module in _X64},
+    "jax.experimental.enable_x64": enable_x64,
+    "jax.experimental.disable_x64": disable_x64,
+    "jax.experimental.x64_context.enable_x64": enable_x64,
+    "jax.experimental.x64_context.disable_x64": disable_x64,
     "jax.ops.index": np.s_,
     "jax.ops.index_update": _update("set"),
     "jax.ops.index_mul": _update("multiply"),
-    **{f"jax.ops.index_{operation}": _update(operation) for operation in ("add", "min", "max")},
+    "jax.ops.index_add": _update("add"),
+    "jax.ops.index_min": _update("min"),
+    "jax.ops.index_max": _update("max"),
     "jax.lax.tie_in": lambda x, y: y,
-    "jax.random.shuffle": lambda key, x, axis=0: jax.random.permutation(
-        key, x, axis, independent=True
-    ),
-    "jax.numpy.in1d": lambda ar1, ar2, *args, **kwargs: jnp.isin(
-        jnp.ravel(ar1), ar2, *args, **kwargs
-    ),
+    "jax.random.shuffle": shuffle,
+    "jax.numpy.in1d": in1d,
     "jax.numpy.msort": lambda a: jnp.sort(a, axis=0),
     "jax.numpy.NINF": -jnp.inf,
     "jax.numpy.PZERO": 0.0,
@@ -302,7 +332,7 @@ ADAPTERS: dict[str, Any] = {
 
 # Functions of JAX that lack something that they had: module, name, and replacement.
 EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
-    # JAX's own warn of a name that the program has not written.
+    # Those of JAX warn of a name that the program has not written.
     ("jax", "host_id", lambda host_id: jax.process_index),
     ("jax", "host_count", lambda host_count: jax.process_count),
     ("jax", "host_ids", lambda host_ids: jax.process_indices),
@@ -337,8 +367,5 @@ class _Refused(type):
 def refused(name: str, now: str) -> Any:
     """The object at an old name whose meaning is gone."""
     module, _, attribute = name.rpartition(".")
-    return _Refused(
-        attribute,
-        (),
-        {"__module__": module, "now": now, "__doc__": f"Removed from JAX: write {now}."},
-    )
+    doc = f"Removed from JAX: write {now}."
+    return _Refused(attribute, (), {"__module__": module, "__doc__": doc, "now": now})

@@ -70,7 +70,8 @@ class _ImportFinder(importlib.abc.MetaPathFinder):
     """
 
     def __init__(self, name: str, then: Callable[[], None]):
-        self.name, self.then = name, then
+        self.name = name
+        self.then = then
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != self.name:

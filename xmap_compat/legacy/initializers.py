@@ -33,13 +33,15 @@ def _taking_names(factory: Callable[..., Any], sample: Sample) -> Callable[..., 
         initialize = factory(*args, **kwargs)
         given = inspect.signature(factory).bind(*args, **kwargs)
         given.apply_defaults()
+        settings = given.arguments
 
         @functools.wraps(initialize)
-        def init(key, shape, dtype=given.arguments["dtype"], *others, **options):
+        def init(key, shape, dtype=settings["dtype"], *others, **options):
             if not isinstance(shape, NamedShape):
                 return initialize(key, shape, dtype, *others, **options)
-            canonical = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
-            return sample(given.arguments, key, shape, canonical)
+            if dtype is None:
+                dtype = float
+            return sample(settings, key, shape, jax.dtypes.canonicalize_dtype(dtype))
 
         return init
 
@@ -61,20 +63,23 @@ def _truncated_normal(given, key, shape, dtype):
 
 def _variance_scaling(given, key, shape, dtype):
     fan_in, fan_out = fans(shape, given["in_axis"], given["out_axis"], given["batch_axis"])
-    fan = {
+    fan_of_mode = {
         "fan_in": fan_in,
         "fan_out": fan_out,
         "fan_avg": (fan_in + fan_out) / 2,
         "fan_geo_avg": (fan_in * fan_out) ** 0.5,
-    }[given["mode"]]
+    }
+    fan = fan_of_mode[given["mode"]]
     variance = jnp.array(given["scale"] / fan, dtype)
-    return _DISTRIBUTIONS[given["distribution"]](key, shape, dtype, variance)
+    scaled = _DISTRIBUTIONS[given["distribution"]]
+    return scaled(key, shape, dtype, variance)
 
 
 def _of_fixed_scale(scale: float, mode: str, distribution: str) -> Sample:
+    fixed = {"scale": scale, "mode": mode, "distribution": distribution}
+
     def sample(given, key, shape, dtype):
-        settings = {"scale": scale, "mode": mode, "distribution": distribution, **given}
-        return _variance_scaling(settings, key, shape, dtype)
+        return _variance_scaling({**fixed, **given}, key, shape, dtype)
 
     return sample
 
@@ -88,8 +93,9 @@ def _scaled_normal(key, shape, dtype, variance):
 
 def _scaled_uniform(key, shape, dtype, variance):
     if _is_complex(dtype):
-        radius, angle = _of_disk(key, shape, dtype)
-        return jnp.sqrt(2 * radius).astype(dtype) * jnp.exp(1j * angle) * jnp.sqrt(variance)
+        squared_radius, direction = _of_disk(key, shape, dtype)
+        radius = jnp.sqrt(2 * squared_radius).astype(dtype)
+        return radius * direction * jnp.sqrt(variance)
     return random.uniform(key, shape, dtype, -1) * jnp.sqrt(3 * variance)
 
 
@@ -100,10 +106,11 @@ _COMPLEX_WITHIN_2 = 0.95311164380491208
 
 def _scaled_truncated_normal(key, shape, dtype, variance):
     if _is_complex(dtype):
-        radius, angle = _of_disk(key, shape, dtype)
-        missing = (1 - jnp.exp(jnp.array(-(2**2), dtype))) * radius.astype(dtype)
+        uniform, direction = _of_disk(key, shape, dtype)
+        missing = (1 - jnp.exp(jnp.array(-(2**2), dtype))) * uniform.astype(dtype)
+        radius = jnp.sqrt(-jnp.log(1 - missing))
         stddev = jnp.sqrt(variance) / jnp.array(_COMPLEX_WITHIN_2, dtype)
-        return jnp.sqrt(-jnp.log(1 - missing)) * jnp.exp(1j * angle) * stddev
+        return radius * direction * stddev
     stddev = jnp.sqrt(variance) / jnp.array(_REAL_WITHIN_2, dtype)
     return random.truncated_normal(key, -2, 2, shape, dtype) * stddev
 
@@ -116,11 +123,12 @@ _DISTRIBUTIONS = {
 
 
 def _of_disk(key, shape, dtype):
-    """Two uniform samples, of which the second is an angle."""
+    """A uniform sample, for the radius, and complex numbers of size 1 in all directions."""
     of_radius, of_angle = jax.random.split(key)
     real = jnp.zeros((), dtype).real.dtype
-    angle = 2 * jnp.pi * random.uniform(of_angle, shape, real).astype(dtype)
-    return random.uniform(of_radius, shape, real), angle
+    turns = random.uniform(of_angle, shape, real).astype(dtype)
+    angle = 2 * jnp.pi * turns
+    return random.uniform(of_radius, shape, real), jnp.exp(1j * angle)
 
 
 def _is_complex(dtype):
@@ -153,16 +161,16 @@ def _axis_not_there(
     kind: type[LookupError], argument: str, axes: Sequence[Any], shape: NamedShape
 ) -> LookupError:
     return kind(
-        f"{argument} of the initializer is {tuple(axes)}, but the shape is {shape!r}. Pass a position or a name that "
-        f"it has, such as {argument}={next(iter(shape.names), 0)!r}"
+        f"{argument} of the initializer is {tuple(axes)}, but the shape is {shape!r}. Pass a "
+        f"position or a name that it has, such as {argument}={next(iter(shape.names), 0)!r}"
     )
 
 
 def _too_few_dimensions(shape: NamedShape) -> ValueError:
     return ValueError(
-        f"An initializer with fans needs two dimensions or more, but the shape is {shape!r}. Give it a dimension of 1"
-        f"{LEGACY}Can't compute input and output sizes of a {shape.rank}-dimensional weights tensor. Must be "
-        "at least 2D."
+        f"An initializer with fans needs two dimensions or more, but the shape is {shape!r}. Give "
+        f"it a dimension of 1{LEGACY}Can't compute input and output sizes of a "
+        f"{shape.rank}-dimensional weights tensor. Must be at least 2D."
     )
 
 

@@ -89,13 +89,17 @@ class _ThreadResources:
     @property
     def env(self) -> ResourceEnv:
         scope = placement.current_scope()
-        mesh = scope.mesh if isinstance(scope.mesh, jax.sharding.Mesh) else EMPTY_ENV.physical_mesh
-        env = ResourceEnv(mesh, tuple(Loop(*loop) for loop in scope.loops))
-        return EMPTY_ENV if env == EMPTY_ENV else env
+        env = EMPTY_ENV
+        if isinstance(scope.mesh, jax.sharding.Mesh):
+            env = env.with_mesh(scope.mesh)
+        if scope.loops:
+            env = env._replace(loops=tuple(Loop(*loop) for loop in scope.loops))
+        return env
 
     @env.setter
     def env(self, env: Any) -> None:
-        mesh, loops = getattr(env, "physical_mesh", None), getattr(env, "loops", ())
+        mesh = getattr(env, "physical_mesh", None)
+        loops = getattr(env, "loops", ())
         if not isinstance(mesh, jax.sharding.Mesh) or isinstance(env, meshes.Mesh):
             advice = "Write `thread_resources.env = ResourceEnv(mesh)`, or `with mesh:`"
             raise should_be("thread_resources.env", "a ResourceEnv", env, advice=advice)
@@ -106,8 +110,8 @@ class _ThreadResources:
 
 def _assigned_loops(loops: Sequence[Any]) -> ValueError:
     return ValueError(
-        f"A ResourceEnv that is assigned to thread_resources.env can set the mesh only, but it has the loops "
-        f"{tuple(loops)!r}. Use `with serial_loop(name, length):` around the calls"
+        "A ResourceEnv that is assigned to thread_resources.env can set the mesh only, but it has "
+        f"the loops {tuple(loops)!r}. Use `with serial_loop(name, length):` around the calls"
     )
 
 

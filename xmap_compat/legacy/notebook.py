@@ -32,10 +32,8 @@ def run_cells(path: str) -> Iterator[tuple[int, Any, list[Any]]]:
     The cells run in a fresh kernel of this Python, with all installed once it has imported JAX.
     """
     try:
-        nbclient, nbformat = (
-            importlib.import_module("nbclient"),
-            importlib.import_module("nbformat"),
-        )
+        nbclient = importlib.import_module("nbclient")
+        nbformat = importlib.import_module("nbformat")
         importlib.import_module("ipykernel")
     except ImportError:
         raise ModuleNotFoundError(MISSING) from None
@@ -68,8 +66,10 @@ def run_cells(path: str) -> Iterator[tuple[int, Any, list[Any]]]:
                 try:
                     client.execute_cell(client.nb.cells[index], index)
                 except nbclient.exceptions.DeadKernelError:
-                    text = f"{path}: cell {index + 1}: the kernel has died, and cells after it cannot be run"
-                    raise _CannotRun(text) from None
+                    raise _CannotRun(
+                        f"{path}: cell {index + 1}: the kernel has died, and cells after it cannot "
+                        "be run"
+                    ) from None
                 yield index, cell, client.nb.cells[index].outputs
 
 
@@ -79,11 +79,11 @@ def main(args: Sequence[str]) -> int:
     The first exception that the notebook does not expect ends it.
     """
     path, *more = args
-    if more or not os.path.exists(path):
-        print(
-            "usage: python -m xmap_compat NOTEBOOK.ipynb" if more else f"can't open file {path!r}",
-            file=sys.stderr,
-        )
+    if more:
+        print("usage: python -m xmap_compat NOTEBOOK.ipynb", file=sys.stderr)
+        return 2
+    if not os.path.exists(path):
+        print(f"can't open file {path!r}", file=sys.stderr)
         return 2
     shown = False
     try:

@@ -13,7 +13,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-ALIAS, MODULE, ADAPTER, REFUSED = "alias", "module", "adapter", "refused"
+ALIAS = "alias"
+MODULE = "module"
+ADAPTER = "adapter"
+REFUSED = "refused"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,6 @@ class Removed:
 INSIDE = "something else: it is an inside of JAX, without a public place"
 CALLBACK = "jax.debug.callback, jax.pure_callback or jax.experimental.io_callback"
 GLOBAL_ARRAY = "jax.Array with jax.make_array_from_callback, or xmap_compat.global_array"
-SPEC, SHARDING = "jax.sharding.PartitionSpec", "jax.sharding.NamedSharding"
 
 # The kind, the last release looked at (0.2.10 to 0.10.2) that has the names, the names, and what to
 # write today: one text for all names in braces, in which ``{}`` is the name.
@@ -57,8 +59,9 @@ refused 0.2.10  jax.custom_transforms -> jax.custom_jvp or jax.custom_vjp
 refused 0.2.10  jax.defvjp -> jax.custom_vjp
 refused 0.2.10  jax.defjvp -> jax.custom_jvp
 alias   0.9.2   jax.ad_checkpoint.{checkpoint remat} -> jax.{}
-alias   0.2.20  jax.api.{ShapeDtypeStruct custom_jvp device_count device_get device_put devices eval_shape} -> jax.{}
-alias   0.2.20  jax.api.{grad jacfwd jacobian jacrev jit jvp linear_transpose local_device_count make_jaxpr} -> jax.{}
+alias   0.2.20  jax.api.{ShapeDtypeStruct custom_jvp device_count device_get device_put} -> jax.{}
+alias   0.2.20  jax.api.{devices eval_shape grad jacfwd jacobian jacrev jit jvp} -> jax.{}
+alias   0.2.20  jax.api.{linear_transpose local_device_count make_jaxpr} -> jax.{}
 alias   0.2.20  jax.api.{pmap vjp vmap} -> jax.{}
 alias   0.2.20  jax.api.tree_{map flatten} -> jax.tree.{}
 alias   0.2.20  jax.api.tree_multimap -> jax.tree.map
@@ -85,7 +88,7 @@ alias   0.3.15  jax.experimental.sharding.MeshPspecSharding -> jax.sharding.Name
 adapter 0.4.2   jax.experimental.global_device_array.GlobalDeviceArray -> GLOBAL_ARRAY
 refused 0.4.2   jax.experimental.global_device_array.Shard -> GLOBAL_ARRAY
 refused 0.3.15  jax.interpreters.sharded_jit.sharded_jit -> jax.jit
-refused 0.3.15  jax.interpreters.sharded_jit.with_sharding_constraint -> jax.lax.with_sharding_constraint
+refused 0.3.15  jax.interpreters.sharded_jit.{with_sharding_constraint} -> jax.lax.{}
 alias   0.3.15  jax.interpreters.sharded_jit.PartitionSpec -> jax.sharding.PartitionSpec
 alias   0.4.20  jax.random.{KeyArray PRNGKeyArray} -> jax.Array
 adapter 0.4.30  jax.random.shuffle -> jax.random.permutation(key, x, independent=True)
@@ -123,9 +126,11 @@ refused 0.5.0   jax.lib.xla_client.register_custom_call_target -> jax.ffi.regist
 alias   0.6.0   jax.lib.xla_extension.Device -> jax.Device
 alias   0.5.0   jax.lib.xla_extension.ArrayImpl -> jax.Array
 alias   0.5.0   jax.lib.xla_extension.XlaRuntimeError -> jax.errors.JaxRuntimeError
-alias   0.5.0   jax.core.{Primitive Jaxpr ClosedJaxpr JaxprEqn Literal Var Token jaxpr_as_fun} -> jax.extend.core.{}
-alias   0.10.0  jax.core.{DropVar Effect Effects InconclusiveDimensionOperation JaxprTypeError} -> jax.extend.core.{}
-alias   0.10.0  jax.core.{CallPrimitive check_jaxpr concrete_or_error find_top_trace gensym} -> jax.extend.core.{}
+alias   0.5.0   jax.core.{Primitive Jaxpr ClosedJaxpr JaxprEqn Literal} -> jax.extend.core.{}
+alias   0.5.0   jax.core.{Var Token jaxpr_as_fun} -> jax.extend.core.{}
+alias   0.10.0  jax.core.{DropVar Effect Effects JaxprTypeError} -> jax.extend.core.{}
+alias   0.10.0  jax.core.{InconclusiveDimensionOperation CallPrimitive} -> jax.extend.core.{}
+alias   0.10.0  jax.core.{check_jaxpr concrete_or_error find_top_trace gensym} -> jax.extend.core.{}
 alias   0.10.0  jax.core.{jaxprs_in_params new_jaxpr_eqn no_effects} -> jax.extend.core.{}
 alias   0.10.0  jax.core.{primal_dtype_to_tangent_dtype valid_jaxtype} -> jax.extend.core.{}
 alias   0.9.0   jax.core.{subjaxprs mapped_aval unmapped_aval} -> jax.extend.core.{}
@@ -139,8 +144,9 @@ alias   0.4.14  jax.abstract_arrays.ShapedArray -> jax.core.ShapedArray
 adapter 0.4.14  jax.abstract_arrays.raise_to_shaped -> the type as it is: jax.typeof(x)
 refused 0.2.10  jax.abstract_arrays.ConcreteArray -> jax.core.Tracer: what is no tracer is concrete
 adapter 0.4.20  jax.linear_util.wrap_init -> jax.extend.linear_util.wrap_init(f, debug_info=...)
-alias   0.4.20  jax.linear_util.{transformation transformation_with_aux merge_linear_aux} -> jax.extend.linear_util.{}
-alias   0.4.20  jax.linear_util.WrappedFun -> jax.extend.linear_util.WrappedFun
+alias   0.4.20  jax.linear_util.{transformation WrappedFun} -> jax.extend.linear_util.{}
+alias   0.4.20  jax.linear_util.{transformation_with_aux} -> jax.extend.linear_util.{}
+alias   0.4.20  jax.linear_util.{merge_linear_aux} -> jax.extend.linear_util.{}
 adapter 0.6.0   jax.util.safe_map -> list(map(f, *lists)), for lists of one length
 adapter 0.6.0   jax.util.safe_zip -> list(zip(*lists, strict=True))
 adapter 0.6.0   jax.util.unzip2 -> zip(*pairs)
@@ -153,7 +159,8 @@ alias   0.2.10  jax.config.FLAGS -> jax.config
 adapter 0.8.0   jax.experimental.x64_context.enable_x64 -> jax.enable_x64(True)
 adapter 0.8.0   jax.experimental.x64_context.disable_x64 -> jax.enable_x64(False)
 refused 0.7.0   jax.experimental.host_callback.{call id_tap} -> CALLBACK
-refused 0.4.33  jax.experimental.host_callback.{id_print barrier_wait stop_outfeed_receiver} -> CALLBACK
+refused 0.4.33  jax.experimental.host_callback.{id_print barrier_wait} -> CALLBACK
+refused 0.4.33  jax.experimental.host_callback.stop_outfeed_receiver -> CALLBACK
 refused 0.4.33  jax.experimental.host_callback.CallbackException -> CALLBACK
 refused 0.3.15  jax.experimental.loops.Scope -> jax.lax.fori_loop, scan or cond
 adapter 0.3.1   jax.ops.index -> x.at[...]
@@ -171,7 +178,12 @@ alias   0.4.20  jax.scipy.linalg.{tril triu} -> jax.numpy.{}
 """
 
 
-_TEXTS = {"INSIDE": INSIDE, "CALLBACK": CALLBACK, "GLOBAL_ARRAY": GLOBAL_ARRAY}
+_TEXTS = {
+    "INSIDE": INSIDE,
+    "CALLBACK": CALLBACK,
+    "GLOBAL_ARRAY": GLOBAL_ARRAY,
+    "REDUCE_AXES": "lax.psum(gradient, axes) in a body; outside, leave it out",
+}
 _ROW = re.compile(r"(\w+) +([\d.]*) *([\w.]*)(?:\{([^}]*)\})? *(.*?) -> (.*)")
 
 
@@ -211,7 +223,7 @@ adapter jax.numpy.clip a -> the array as the first argument
 adapter jax.numpy.clip a_min -> min
 adapter jax.numpy.clip a_max -> max
 refused jax.{checkpoint remat ad_checkpoint.checkpoint} concrete -> static_argnums, or leave it out
-refused jax.{grad value_and_grad vjp} reduce_axes -> lax.psum(gradient, axes) in a body; outside, leave it out
+refused jax.{grad value_and_grad vjp} reduce_axes -> REDUCE_AXES
 """)
 ]
 QUANTILES = tuple(
@@ -246,25 +258,19 @@ KEYWORDS_BY_NAME = {(row.function, row.keyword): row for row in KEYWORDS}
 MODULES = sorted({row.name.rpartition(".")[0] for row in TABLE})
 # Modules of the table that are gone as a whole.
 GONE_MODULES = {
-    *(
-        f"jax.{name}"
-        for name in (
-            "abstract_arrays",
-            "api",
-            "interpreters.sharded_jit",
-            "linear_util",
-            "prng",
-            "util",
-        )
-    ),
-    *(
-        f"jax.experimental.{name}"
-        for name in ("array", "global_device_array", "host_callback", "loops", "sharding")
-    ),
-    *(
-        "jax.experimental.x64_context",
-        "jax.lib.xla_bridge",
-        "jax.lib.xla_client",
-        "jax.lib.xla_extension",
-    ),
+    "jax.abstract_arrays",
+    "jax.api",
+    "jax.experimental.array",
+    "jax.experimental.global_device_array",
+    "jax.experimental.host_callback",
+    "jax.experimental.loops",
+    "jax.experimental.sharding",
+    "jax.experimental.x64_context",
+    "jax.interpreters.sharded_jit",
+    "jax.lib.xla_bridge",
+    "jax.lib.xla_client",
+    "jax.lib.xla_extension",
+    "jax.linear_util",
+    "jax.prng",
+    "jax.util",
 }

@@ -24,8 +24,9 @@ from xmap_compat.legacy import adapters, initializers, maps, old_names
 from xmap_compat.legacy import removed as table
 
 _NO_SPMD_LOWERING = (
-    "experimental_xmap_spmd_lowering has no effect: an argument that is sharded over mesh axes that no named axis uses "
-    "is gathered at the call. To keep it sharded, name that dimension in in_axes, on these mesh axes"
+    "experimental_xmap_spmd_lowering has no effect: an argument that is sharded over mesh axes "
+    "that no named axis uses is gathered at the call. To keep it sharded, name that dimension in "
+    "in_axes, on these mesh axes"
 )
 OPTION_OF_RANDOM = "jax_threefry_partitionable"
 

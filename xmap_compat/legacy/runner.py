@@ -68,9 +68,8 @@ def _run_script(script: str) -> None:
 
 def _run_module(name: str, alter_argv: bool = True) -> None:
     _new_main_module()
-    # What the interpreter itself calls for -m and for directories; the public functions of runpy
-    # put the former main module back while threads and exit handlers of the program may still need
-    # their own.
+    # What the interpreter itself calls for -m and for directories.  The public functions of runpy
+    # put the former main module back, while threads and exit handlers may still need the program's.
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
 
 
@@ -94,9 +93,12 @@ def _show_only_the_program(hook: Callable[..., Any]) -> None:
     runners = (_run_script.__code__, _run_module.__code__)
 
     def show(kind, error, traceback):
-        own = [entry for entry in _entries(traceback) if entry.tb_frame.f_code in runners]
-        error.__traceback__ = own[-1].tb_next if own else traceback
-        hook(kind, error, error.__traceback__)
+        shown = traceback
+        for entry in _entries(traceback):
+            if entry.tb_frame.f_code in runners:
+                shown = entry.tb_next
+        error.__traceback__ = shown
+        hook(kind, error, shown)
 
     sys.excepthook = show
 

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
-import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -143,31 +142,11 @@ def alike(arrays: Iterable[Array]) -> Iterator[tuple[str, Array]]:
         yield title, group[0]
 
 
-MOST_DEVICES = 256
-
-
-def corner(mesh: _jax.AnyMesh | None) -> _jax.AnyMesh | None:
-    """A mesh that can be drawn: the given one, or the first devices along each axis if there are
-    too many.
-    """
-    if mesh is None or mesh.size <= MOST_DEVICES:
-        return mesh
-    sizes = list(mesh.axis_sizes)
-    while math.prod(sizes) > MOST_DEVICES:
-        longest = max(sizes)
-        sizes[sizes.index(longest)] = math.ceil(longest / 2)
-    return jax.sharding.AbstractMesh(tuple(sizes), mesh.axis_names)
-
-
-def device_ids(mesh: _jax.AnyMesh | None, shown: _jax.AnyMesh | None) -> list[int]:
-    """The numbers of the devices that are drawn; those of an abstract mesh are numbered in
-    order.
-    """
-    if mesh is None or shown is None:
+def device_ids(mesh: _jax.AnyMesh | None) -> list[int]:
+    """The numbers of the devices; those of an abstract mesh are numbered in order."""
+    if mesh is None:
         return [0]
-    ids = [device.id for device in devices_of(mesh)] or range(mesh.size)
-    drawn = tuple(slice(size) for size in shown.axis_sizes)
-    return np.reshape(ids, mesh.axis_sizes)[drawn].ravel().tolist()
+    return [device.id for device in devices_of(mesh)] or list(range(mesh.size))
 
 
 def ranges(numbers: Iterable[int]) -> str:

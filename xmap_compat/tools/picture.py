@@ -9,8 +9,7 @@ which a telephone shows as well.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,13 @@ from xmap_compat.tools.grid import (
     alike,
     arrange,
     block_holders,
-    corner,
     device_ids,
     mesh_array,
     ranges,
 )
-from xmap_compat.tools.plan import Array, Call, Plan
+from xmap_compat.tools.plan import Array, Plan
 from xmap_compat.tools.plan_text import alike_collectives, sent
-from xmap_compat.tools.search import Candidate, Candidates, usable_of
-from xmap_compat.tools.text import axes_name, escape, listed, sent_in_words, show_bytes
+from xmap_compat.tools.text import escape, sent_in_words, show_bytes
 
 Colour = tuple[float, float]  # the hue, in degrees, and the lightness, in per cent
 
@@ -68,9 +65,9 @@ def _shared(some: Sequence[Colour]) -> str:
 STYLE = (
     ".xmap text{font-family:DejaVu Sans,Verdana,Helvetica,Arial,sans-serif;fill:#1f2430}.xmap .faint{fill:#6b7280}"
     ".xmap .bold{font-weight:bold}.xmap .on{fill:#1f2430}.xmap .paper{fill:#ffffff}.xmap .sheet{fill:#f3f4f6}"
-    ".xmap .edge{stroke:#374151;fill:none}.xmap .sent{fill:#2563eb}.xmap .back{fill:#c2410c}"
+    ".xmap .edge{stroke:#374151;fill:none}.xmap .sent{fill:#2563eb}"
     "@media (prefers-color-scheme:dark){.xmap text{fill:#e5e7eb}.xmap .faint{fill:#9ca3af}.xmap .paper{fill:#16181d}"
-    ".xmap .edge{stroke:#9ca3af}.xmap .sheet{fill:#2a2e37}.xmap .sent{fill:#60a5fa}.xmap .back{fill:#fb923c}}"
+    ".xmap .edge{stroke:#9ca3af}.xmap .sheet{fill:#2a2e37}.xmap .sent{fill:#60a5fa}}"
 )
 PAGE = 500
 MARGIN = 16
@@ -82,11 +79,9 @@ LETTER = 0.6  # the width of a letter of size 1, about, in the fonts that we ask
 LONG = 160
 SHORT = 18
 BLOCK = 15
-MAX_CALLS = 8
+MOST_DEVICES = 256  # of a mesh that is drawn
 MAX_ARRAYS = 60
 MAX_BARS = 30
-SENT = "sent"
-BACK = "back"
 
 
 class _Canvas:
@@ -94,7 +89,7 @@ class _Canvas:
 
     Attributes:
       x, y: where the next line goes.
-      mesh: the part of the mesh that is drawn.
+      mesh: the mesh.
       ids: the numbers of its devices.
       everywhere: the words for all devices.
     """
@@ -103,9 +98,9 @@ class _Canvas:
         self.elements: list[str] = []
         self.x: float = MARGIN
         self.y: float = MARGIN
-        self.mesh = corner(mesh)
-        self.ids = device_ids(mesh, self.mesh)
-        self.colours = _colours_of(self.mesh)
+        self.mesh = mesh
+        self.ids = device_ids(mesh)
+        self.colours = _colours_of(mesh)
         self.everywhere = ""
         if mesh is not None and mesh.size > 1:
             self.everywhere = f"all {mesh.size} devices"
@@ -140,21 +135,13 @@ class _Canvas:
         self.y += 8
         self.line(content, 13, "faint bold", ROOM)
 
-    def keys(self, meanings: Mapping[str, str]) -> None:
-        """What the colours of bars mean."""
-        self.y += 15
-        for k, (kind, meaning) in enumerate(meanings.items()):
-            x = MARGIN + 150 * k
-            self.rect(x, self.y - 8, 14, 8, class_=kind)
-            self.text(x + 20, self.y, meaning, 11, "faint")
-
-    def bar(self, share: float, kind: str) -> None:
-        self.rect(MARGIN, self.y + 5, max(ROOM * share, 2), 5, class_=kind)
+    def bar(self, share: float) -> None:
+        self.rect(MARGIN, self.y + 5, max(ROOM * share, 2), 5, class_="sent")
         self.y += 7
 
-    def more(self, count: int, where: str) -> None:
-        if count > MAX_BARS:
-            self.line(f"... and {count - MAX_BARS} more: see {where}", room=ROOM)
+    def more(self, hidden: int, where: str) -> None:
+        if hidden > 0:
+            self.line(f"... and {hidden} more: see {where}", room=ROOM)
 
     def block(self, x, y, w, h, holders, tip):
         """A rectangle in the colour that devices share, with their numbers as large as there is
@@ -188,103 +175,63 @@ class _Canvas:
         )
 
 
-@functools.singledispatch
-def svg(shown: Any) -> str:
-    """A plan or a search as a self-contained SVG document."""
-    raise NotImplementedError(type(shown))
-
-
-@svg.register
-def _(plan: Plan) -> str:
-    """The totals, the mesh, the arguments and results of calls that use it, and what moves."""
-    canvas = _Canvas(plan.mesh)
+def svg(plan: Plan) -> str:
+    """A plan as a self-contained SVG document: the totals, the mesh, the arguments and results of
+    calls that use it, and what moves.
+    """
+    mesh = plan.mesh
+    is_drawn = mesh is None or mesh.size <= MOST_DEVICES
+    canvas = _Canvas(mesh if is_drawn else None)
     canvas.line(plan.function, 16, "bold", ROOM)
-    drawn = [call for call in plan.calls if call.mesh == plan.mesh]
-    held = sum(call.bytes_held for call in drawn)
-    canvas.line(f"each device holds {show_bytes(held)} of arguments and results", room=ROOM)
+    held = show_bytes(plan.bytes_held)
+    canvas.line(f"each device holds {held} of arguments and results", room=ROOM)
     canvas.line(f"and sends {sent_in_words(plan.sent_over)}", room=ROOM)
-    _draw_mesh(canvas, plan.mesh)
-    _draw_legend(canvas, drawn[:MAX_CALLS])
-    for call in drawn[:MAX_CALLS]:
-        of = ""
-        if call.function != plan.function:
-            of = f" of {call.function}"
-        _draw_arrays(canvas, f"arguments{of}", call.arguments)
-        _draw_arrays(canvas, f"results{of}", call.results)
-    _note_others(canvas, plan, drawn[:MAX_CALLS])
+    if is_drawn:
+        _draw_mesh(canvas)
+        _draw_calls(canvas, plan)
+    else:
+        canvas.title(f"arrays are drawn on at most {MOST_DEVICES} devices")
     if plan.transfers:
         _draw_collectives(canvas, plan)
     return canvas.document(f"{plan.function}: arrays on devices")
 
 
-def _note_others(canvas: _Canvas, plan: Plan, drawn: Sequence[Call]) -> None:
-    others: dict[str, None] = {}
-    for call in plan.calls:
-        if call not in drawn:
-            others[call.function] = None
-    if others:
-        canvas.title(f"not drawn: the arrays of {listed(others)}")
-
-
-def _draw_mesh(canvas: _Canvas, whole: _jax.AnyMesh | None) -> None:
-    mesh = canvas.mesh
-    if mesh is None or whole is None:
+def _draw_mesh(canvas: _Canvas) -> None:
+    if canvas.mesh is None:
         canvas.title("one device")
         return
     canvas.title("mesh")
-    if mesh is not whole:
-        part = [f"{name} {size} of {whole.shape[name]}" for name, size in mesh.shape.items()]
-        canvas.line(f"a corner: {listed(part)}", room=ROOM)
-    _draw_grid(canvas, mesh_array(mesh), "device")
+    _draw_grid(canvas, mesh_array(canvas.mesh), "device")
 
 
-def _draw_legend(canvas: _Canvas, calls: Sequence[Call]) -> None:
-    """What the colours of blocks on several devices mean, as far as there are such blocks."""
-    if canvas.mesh is None:
-        return
-    shape = dict(canvas.mesh.shape)
-    longest = max(shape, key=shape.__getitem__)
-    others = axes_name(tuple(axis for axis in shape if axis != longest))
-    found: dict[str, list[int]] = {}
-    arrays: list[Array] = []
-    for call in calls:
-        arrays += [*call.arguments, *call.results]
-    for array in arrays:
-        holders = block_holders(array, canvas.mesh)
-        block = holders.reshape(-1, holders.shape[-1])[0].tolist()
-        if 1 < len(block) < len(canvas.ids):
-            hues = {canvas.colours[k][0] for k in block}
-            axis = longest if len(hues) == 1 else others
-            found.setdefault(axis, block)
-    if found:
-        canvas.title("blocks on several devices")
-    for axis, block in found.items():
-        canvas.y += 17
-        fill = _shared([canvas.colours[k] for k in block])
-        canvas.rect(MARGIN, canvas.y - 10, 14, 12, stroke="#374151", fill=fill)
-        canvas.text(MARGIN + 20, canvas.y, f"the same place along {axis}", 11, "faint")
+def _draw_calls(canvas: _Canvas, plan: Plan) -> None:
+    for call in plan.calls:
+        if call.mesh != plan.mesh:
+            continue
+        of = ""
+        if call.function != plan.function:
+            of = f" of {call.function}"
+        _draw_arrays(canvas, "arguments", of, call.arguments)
+        _draw_arrays(canvas, "results", of, call.results)
 
 
-def _draw_arrays(canvas: _Canvas, title: str, arrays: Sequence[Array]) -> None:
+def _draw_arrays(canvas: _Canvas, kind: str, of: str, arrays: Sequence[Array]) -> None:
     """Arrays in two columns."""
     if not arrays:
         return
-    canvas.title(title)
-    kinds = list(alike(arrays))
-    shown = kinds[:MAX_ARRAYS]
+    canvas.title(kind + of)
+    drawn = list(alike(arrays))
     columns = MARGIN, MARGIN + COLUMN + GAP
-    for k in range(0, len(shown), 2):
+    for k in range(0, min(len(drawn), MAX_ARRAYS), 2):
         top = canvas.y
         bottom = top
-        for canvas.x, (name, array) in zip(columns, shown[k : k + 2]):
+        for canvas.x, (name, array) in zip(columns, drawn[k : k + 2]):
             canvas.y = top
             _draw_array(canvas, name, array)
             bottom = max(bottom, canvas.y)
         canvas.x = MARGIN
         canvas.y = bottom + 8
-    hidden = len(kinds) - len(shown)
-    if hidden:
-        canvas.line(f"... and {hidden} more kinds: see plan.{title.split()[0]}", room=ROOM)
+    canvas.more(len(drawn) - MAX_ARRAYS, f"plan.{kind}")
 
 
 def _draw_array(canvas: _Canvas, name: str, array: Array) -> None:
@@ -343,43 +290,17 @@ def _sides(grid: Grid) -> tuple[float, float]:
 def _draw_collectives(canvas: _Canvas, plan: Plan) -> None:
     """A bar for each collective that sends something, as long as its bytes, below its words."""
     canvas.title("what moves, in the order of the program")
-    if len({t.derivative for t in plan.transfers}) > 1:
-        canvas.keys({SENT: "for the function", BACK: "for its derivative"})
     groups = alike_collectives(c for c in plan.collectives if c.transfers)
     counts = [sum(c.bytes_counted for c in group) for group in groups]
     largest = max(*counts, 1)
     for group, count in zip(groups[:MAX_BARS], counts):
         c = group[0]
         words = f"{c.name}: {sent(group)}"
-        kind = BACK if c.derivative else SENT
         if len(group) > 1:
             words += f", {len(group)} times"
         if c.where is not None:
             words += f" ({c.where})"
         canvas.line(words, kind="", room=ROOM)
         canvas.line(c.became, room=ROOM)
-        canvas.bar(count / largest, kind)
-    canvas.more(len(groups), "plan.collectives")
-
-
-@svg.register
-def _(found: Candidates) -> str:
-    """Two bars for each assignment that can be used: what a device holds, and all that it sends."""
-    canvas = _Canvas()
-    canvas.keys({SENT: "bytes held", BACK: "bytes sent"})
-    usable = usable_of(found)
-    largest = max([max(_figures(c)) for c in usable], default=1)
-    for c in usable[:MAX_BARS]:
-        held, sends = _figures(c)
-        words = f"{c.name}: holds {show_bytes(held)}, sends {show_bytes(sends)}"
-        if c.dominated:
-            words += ", dominated"
-        canvas.line(words, room=ROOM)
-        canvas.bar(held / largest, SENT)
-        canvas.bar(sends / largest, BACK)
-    canvas.more(len(usable), f"found[{MAX_BARS}:]")
-    return canvas.document("what each assignment holds and sends")
-
-
-def _figures(c: Candidate) -> tuple[int, int]:
-    return c.bytes_held or 0, sum(c.bytes_sent.values())
+        canvas.bar(count / largest)
+    canvas.more(len(groups) - MAX_BARS, "plan.collectives")

@@ -2,8 +2,7 @@
 decide, hold and send between devices, as a value that you can read, print and draw.
 
 The program is staged out (traced) as it would run, derivatives and loops included, by evaluators
-that put the operations of each collective under a named scope.  Nothing is executed, nor compiled
-unless asked.
+that put the operations of each collective under a named scope.  Nothing is executed, nor compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -29,9 +29,9 @@ from xmap_compat.core.nested.axes import calls_in
 from xmap_compat.core.placement import Placement, enclosing_bodies
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watcher, watching
-from xmap_compat.errors import described, name_of, no_devices
+from xmap_compat.errors import described, name_of
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
-from xmap_compat.tools.shown import Shown
+from xmap_compat.tools.shown import Shown, view
 from xmap_compat.tools.staged import Position, bytes_of, position_of, staged_program
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
@@ -125,30 +125,6 @@ class Call:
         return sum(a.device_bytes for a in (*self.arguments, *self.results))
 
 
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """What XLA says about a program that it has compiled, for one device.
-
-    Attributes:
-      cost: its ``cost_analysis``, without the figures of single operands.  A loop counts as one
-        iteration.
-      memory: its ``memory_analysis``.
-    """
-
-    cost: Mapping[str, float]
-    memory: Mapping[str, int]
-
-    @property
-    def peak(self) -> int:
-        """XLA's ``peak_memory_in_bytes``, or its arguments, results and temporaries: on CPUs the
-        first lacks these.
-        """
-        held = -self.memory.get("alias_size_in_bytes", 0)
-        for name in ("argument", "output", "temp"):
-            held += self.memory.get(f"{name}_size_in_bytes", 0)
-        return max(self.memory.get("peak_memory_in_bytes", 0), held)
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan(Shown):
     """What a program does that calls xmapped functions, or one such call.
@@ -164,7 +140,6 @@ class Plan(Shown):
       transfers: what all of them send between devices, in the order of the program.
       gathered: the arguments that are gathered where they enter a call, as far as arrays or types
         have shardings.
-      compiled: XLA's figures; None unless ``compiled=True``.
     """
 
     function: str
@@ -173,7 +148,6 @@ class Plan(Shown):
     collectives: tuple[Collective, ...]
     transfers: tuple[Transfer, ...]
     gathered: tuple[Gathered, ...]
-    compiled: Compiled | None = None
 
     @property
     def axes(self) -> tuple[Placement, ...]:
@@ -214,6 +188,19 @@ class Plan(Shown):
         """
         return sent_over(self.transfers, self.mesh)
 
+    def svg(self) -> str:
+        """The drawing as an SVG document."""
+        return view("picture").svg(self)
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+    @_jax.api_boundary
+    def save_svg(self, path: str | os.PathLike[str]) -> None:
+        """Write the drawing to a file."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.svg())
+
 
 def _of_all(parts: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(itertools.chain.from_iterable(parts))
@@ -223,9 +210,7 @@ def _of_all(parts: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 @_jax.api_boundary
-def plan(
-    step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _jax.AnyMesh | None = None
-) -> Plan:
+def plan(step: Callable[..., Any], *args: Any, mesh: _jax.AnyMesh | None = None) -> Plan:
     """The plan of any JAX function with xmapped calls in it, under the mesh in scope.
 
     The function may be a gradient (``jax.grad(loss)``), an optimizer step, or a scan: transfers of
@@ -234,11 +219,10 @@ def plan(
     Args:
       step: the function; it is traced, not executed.
       args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
-      compiled: whether to compile it as well, for XLA's FLOPs and bytes.
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
 
     Returns:
-      A :class:`Plan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.compiled``, ``.to_dict()``.
+      A :class:`Plan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.to_dict()``.
 
     Example:
 
@@ -253,13 +237,7 @@ def plan(
     if not callable(step):
         raise should_be("The argument step of plan", "a function that calls xmapped ones", step)
     with entered(check_mesh("plan", mesh)):
-        found = plan_of_step(step, args)
-        if not compiled:
-            return found
-        if isinstance(found.mesh, jax.sharding.AbstractMesh):
-            raise no_devices("plan(..., compiled=True)", found.mesh)
-        figures = figures_of(compile_step(step, args))
-        return dataclasses.replace(found, compiled=figures)
+        return plan_of_step(step, args)
 
 
 def plan_of_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Plan:
@@ -364,31 +342,14 @@ def _arguments(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...])
 
 
 def _paths(fun: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[str]:
-    roots = _parameter_names(fun, len(args))
-    for (at, *keys), _ in jax.tree_util.tree_leaves_with_path(args):
-        yield argument_path(keys, roots[at.idx])
-
-
-def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
-    """The function's names for its positional arguments; ``args[2]`` for an argument without a
-    name.
-    """
+    """``params['w1']`` by the function's names, or ``args[0]['w1']`` where it shows none."""
     try:
-        parameters = list(inspect.signature(fun).parameters.values())
+        named = inspect.signature(fun).bind(*args).arguments
     except (TypeError, ValueError):
-        parameters = []
-    names: list[str] = []
-    rest = "args"
-    first = 0
-    for parameter in parameters:
-        if parameter.kind == parameter.VAR_POSITIONAL:
-            rest = parameter.name
-            first = len(names)
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    for k in range(len(names), count):
-        names.append(f"{rest}[{k - first}]")
-    return names[:count]
+        named = {"args": args}
+    for name, value in named.items():
+        for keys, _ in jax.tree_util.tree_leaves_with_path(value):
+            yield argument_path(keys, name)
 
 
 def _results(placed: PlacedCall) -> Iterator[Array]:
@@ -422,26 +383,3 @@ def _no_array_for_step(path: str, value: Any) -> TypeError:
         f"{path} is {described(value)}, but the arguments of a step are arrays, their types, scalars, or pytrees of "
         "them. Bind a static value with functools.partial"
     )
-
-
-# ---------------------------------------------------------------------------- XLA's figures
-
-
-def compile_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """A step as a ``jax.stages.Compiled``, under the mesh in scope."""
-    jitted = step if hasattr(step, "lower") else jax.jit(step)
-    return jitted.lower(*args).compile()
-
-
-def figures_of(compiled: Any) -> Compiled:
-    """What XLA says about a ``jax.stages.Compiled``."""
-    cost = {}
-    for name, value in sorted((compiled.cost_analysis() or {}).items()):
-        if "{" not in name:
-            cost[name] = value
-    analysis = compiled.memory_analysis()
-    memory = {}
-    for name in dir(analysis):
-        if name.endswith("_in_bytes") and not name.startswith("host_"):
-            memory[name] = getattr(analysis, name)
-    return Compiled(cost, memory)

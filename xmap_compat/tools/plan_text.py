@@ -27,7 +27,6 @@ from xmap_compat.tools.text import (
     sent_in_words,
     show_bytes,
     show_count,
-    show_seconds,
     show_spec,
     table,
     with_more,
@@ -54,13 +53,6 @@ def _(plan: Plan) -> str:
             parts.append(_table(grouped(rows, f"plan.{attribute}")))
     held = f"each device holds {show_bytes(plan.bytes_held)} of arguments and results"
     parts.append(_lines([held, _total(plan)]))
-    if plan.compiled is not None:
-        rows = [("by XLA, for one device", "")]
-        figures = {**plan.compiled.cost, **plan.compiled.memory}
-        for name, count in figures.items():
-            show = show_bytes if "bytes" in name else show_count
-            rows.append((name, show(round(count))))
-        parts.append(_table(rows))
     return "\n\n".join(parts)
 
 
@@ -194,9 +186,8 @@ def _(found: Candidates) -> str:
 
 
 def _search_lines(found: Candidates, usable: Sequence[Candidate]) -> Iterator[str]:
-    is_run = any(c.seconds for c in usable)
-    order = "the fastest first" if is_run else "the order is not a ranking"
-    yield f"{plural(len(usable), 'assignment')} to {_show_mesh(found.mesh)}; {order}"
+    count = plural(len(usable), "assignment")
+    yield f"{count} to {_show_mesh(found.mesh)}; the order is not a ranking"
     yield (
         "devices: how many devices do different work. held: arguments and results of the calls on "
         "a device, exactly; not the peak. sent: by a device, over each axis"
@@ -206,11 +197,6 @@ def _search_lines(found: Candidates, usable: Sequence[Candidate]) -> Iterator[st
             "-: dominated: another assignment keeps as many devices busy, is worse in no column and "
             "better in one"
         )
-    if found.memory is not None:
-        which = "XLA's peak" if found.compiled else "held"
-        yield f"memory={show_bytes(round(found.memory))} is compared with {which}"
-    if found.ties:
-        yield found.ties
 
 
 def _usable_rows(found: Candidates, usable: Sequence[Candidate]) -> Rows:
@@ -237,8 +223,6 @@ def _cells(c: Candidate, found: Candidates) -> dict[str, str]:
     cells["held"] = show_bytes(c.bytes_held)
     for axes, count in c.bytes_sent.items():
         cells[f"sent {axes_name(axes)}"] = show_bytes(count) if count else "-"
-    if c.seconds is not None:
-        cells["median"] = show_seconds(c.seconds)
     return cells
 
 

@@ -10,24 +10,13 @@ T = TypeVar("T")
 
 
 def progress(items: Sequence[T], words: str) -> Iterator[T]:
-    """The items, with a bar on a terminal, by tqdm where it is installed; ``words`` says what they
-    are: ``files``.
-    """
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield from _counted(items, words)
-    else:
-        yield from tqdm(items, desc=words, file=sys.stderr, leave=False)
-
-
-def _counted(items: Sequence[T], words: str) -> Iterator[T]:
+    """The items, with a bar on a terminal; ``words`` says what they are: ``files``."""
+    is_shown = sys.stderr.isatty() and len(items) > 0
     for number, item in enumerate(items, start=1):
-        bar = "#" * (30 * number // len(items))
-        print(f"\r[{bar:30}] {number} of {len(items)} {words}", end="", file=sys.stderr, flush=True)
+        if is_shown:
+            bar = "#" * (30 * number // len(items))
+            text = f"\r[{bar:30}] {number} of {len(items)} {words}"
+            print(text, end="", file=sys.stderr, flush=True)
         yield item
-    if items:
+    if is_shown:
         print(file=sys.stderr)

@@ -7,29 +7,25 @@ import functools
 import inspect
 import itertools
 import math
-import statistics
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from xmap_compat import _jax, api
 from xmap_compat.core.errors import as_set, did_you_mean, should_be
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import current_scope, parse_axis_resources
 from xmap_compat.errors import name_of, no_devices
-from xmap_compat.tools.plan import Plan, compile_step, figures_of, plan_of_step
+from xmap_compat.tools.plan import Plan, plan_of_step
 from xmap_compat.tools.progress import progress
 from xmap_compat.tools.shown import Shown
-from xmap_compat.tools.text import axes_name, by_key, listed, show_bytes
+from xmap_compat.tools.text import axes_name, by_key, listed
 from xmap_compat.tools.transfers import sent_over
 from xmap_compat.xmapped import declaration_of
 
 LIMIT = 1000  # assignments that are planned at most
-ROUNDS = 11  # calls of each step that is measured
 
 Resources = Mapping[Any, Any]
 
@@ -45,8 +41,6 @@ class Candidate:
         temporaries; None if refused.
       bytes_sent: bytes that each device sends over each mesh axis, and over tuples of them at once.
       flops, peak: XLA's figures for one device; None unless it was compiled.
-      seconds, noise: the median of the measured seconds, and half the distance of their quartiles;
-        None if not run.
       dominated: whether another one has no larger figure and a smaller one, and sends no more over
         any mesh axis.
       refused: the reason why you cannot use it; else None.
@@ -59,8 +53,6 @@ class Candidate:
     bytes_sent: Mapping[Any, int] = dataclasses.field(default_factory=dict)
     flops: float | None = None
     peak: int | None = None
-    seconds: float | None = None
-    noise: float | None = None
     dominated: bool = False
     refused: str | None = None
     alike: tuple[Mapping[Any, Any], ...] = ()
@@ -94,19 +86,16 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Candidates(Shown, Sequence[Candidate]):
-    """The result of a search; it prints as a table, and draws what a device holds against what it
-    sends.
+    """The result of a search; it prints as a table.
 
     Attributes:
-      mesh, memory: as they were given, or in scope.
-      found: those that were run, the fastest first; others by their facts, dominated ones last;
-        then refused ones.
-      compiled: whether they were compiled, and ``memory`` was compared with XLA's peak.
+      mesh: as it was given, or in scope.
+      found: those that can be used by their facts, dominated ones last; then refused ones.
+      compiled: whether they were compiled.
     """
 
     mesh: Any
     found: tuple[Candidate, ...]
-    memory: float | None
     compiled: bool
 
     def __getitem__(self, key: Any) -> Any:
@@ -115,22 +104,6 @@ class Candidates(Shown, Sequence[Candidate]):
     def __len__(self) -> int:
         return len(self.found)
 
-    @property
-    def ties(self) -> str:
-        """Which measured candidates cannot be told from the fastest; empty if all can."""
-        measured = [c for c in self.found if c.seconds is not None]
-        if not measured:
-            return ""
-        fastest, *others = measured
-        near = [c.name for c in others if _differ_by_noise(fastest, c)]
-        if not near:
-            return ""
-        return f"measured: {fastest.name} and {', '.join(near)} differ by less than the noise"
-
-
-def _differ_by_noise(fastest: Any, other: Any) -> bool:
-    return other.seconds - fastest.seconds < other.noise + fastest.noise
-
 
 @_jax.api_boundary
 def search(
@@ -138,8 +111,6 @@ def search(
     *args: Any,
     mesh: _jax.AnyMesh | None = None,
     fixed: Mapping[Any, Any] | None = None,
-    memory: float | None = None,
-    measure: int = 0,
     compiled: bool = False,
 ) -> Candidates:
     """Every assignment of named axes to mesh axes, beside what each device holds and sends under
@@ -151,14 +122,9 @@ def search(
     Args:
       f_or_make: an xmapped function; or ``make(axis_resources)`` that returns the step, gradients
         and update included.
-      args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``, which are zeros if they are
-        measured.
+      args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``.
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
       fixed: resources of axes that the search leaves fixed: ``{'batch': 'x', 'classes': ()}``.
-      memory: bytes of each device, beside the bytes held, or XLA's peak if ``compiled``.  What is
-        above is not run.
-      measure: how many to run, interleaved, the first that can be used.  Each process measures its
-        own times.
       compiled: whether to compile every assignment, for XLA's FLOPs and peak memory.
 
     Raises:
@@ -176,35 +142,22 @@ def search(
       >>> [(candidate.axis_resources, candidate.bytes_held) for candidate in found]
       [({'i': 'x'}, 20), ({}, 36)]
     """
-    _check_arguments(f_or_make, fixed, memory, measure)
-    with entered(check_mesh("search", mesh)):
-        scope = current_scope().mesh
-        if scope is None:
-            raise _no_mesh()
-        if (compiled or measure) and isinstance(scope, jax.sharding.AbstractMesh):
-            raise no_devices(f"search(measure={measure}, compiled={compiled})", scope)
-        make = _maker(f_or_make, args, fixed or {})
-        name = name_of(f_or_make)
-        task = _Task(name, make, args, scope, fixed or {}, memory, compiled)
-        assignments = progress(task.assignments(), "assignments")
-        found = _ranked(itertools.starmap(task.candidate, assignments))
-        if measure:
-            found = _ranked(task.measured(found, measure))
-    return Candidates(scope, tuple(found), memory, compiled)
-
-
-def _check_arguments(f_or_make: Any, fixed: Any, memory: Any, measure: Any) -> None:
     if not callable(f_or_make):
         wanted = "an xmapped function, or a function that makes the step"
         raise should_be("The argument f_or_make of search", wanted, f_or_make)
     if fixed is not None and not isinstance(fixed, Mapping):
         raise should_be("The argument fixed of search", "a mapping like {'batch': 'x'}", fixed)
-    is_number = isinstance(memory, (int, float)) and memory > 0
-    if memory is not None and not is_number:
-        raise should_be("The argument memory of search", "a number of bytes", memory)
-    if type(measure) is not int or measure < 0:
-        wanted = "a whole number that is not negative"
-        raise should_be("The argument measure of search", wanted, measure)
+    with entered(check_mesh("search", mesh)):
+        scope = current_scope().mesh
+        if scope is None:
+            raise _no_mesh()
+        if compiled and isinstance(scope, jax.sharding.AbstractMesh):
+            raise no_devices("search(compiled=True)", scope)
+        make = _maker(f_or_make, args, fixed or {})
+        task = _Task(name_of(f_or_make), make, args, scope, fixed or {}, compiled)
+        assignments = progress(task.assignments(), "assignments")
+        found = _ranked(itertools.starmap(task.candidate, assignments))
+    return Candidates(scope, tuple(found), compiled)
 
 
 def _maker(
@@ -244,7 +197,6 @@ class _Task:
     args: tuple[Any, ...]
     mesh: _jax.AnyMesh
     fixed: Resources
-    memory: float | None
     compiled: bool
 
     def __post_init__(self) -> None:
@@ -286,7 +238,7 @@ class _Task:
         for kind in set(kinds):
             most *= math.factorial(kinds.count(kind))
         if len(sets) ** len(choices) > most:
-            choices = self._undominated(choices, most)
+            raise _too_many_candidates(self.names, len(sets), most)
         every: list[Resources] = []
         for chosen in itertools.product(*choices.values()):
             resources = dict(self.fixed)
@@ -311,35 +263,13 @@ class _Task:
                 found[name] = [names.get(axis, axis) for axis in over]
         return repr(found)
 
-    def _undominated(self, choices: Mapping[Any, list[Any]], most: int) -> dict[Any, list[Any]]:
-        """The choices that are possible and not dominated where their axis alone is split."""
-        kept: dict[Any, list[Any]] = {}
-        differences = {}
-        for name, own in choices.items():
-            kept[name] = []
-            sent = []
-            for c in _ranked(self.candidate({**self.fixed, name: axes}) for axes in own):
-                if c.bytes_held is None:
-                    continue
-                sent.append(sum(c.bytes_sent.values()))
-                if not c.dominated:
-                    kept[name].append(c.axis_resources[name])
-            differences[name] = max(sent) - min(sent)
-        if math.prod(map(len, kept.values())) > most:
-            proposed = min(differences, key=differences.__getitem__)
-            raise _too_many_candidates(kept, most, proposed)
-        return kept
-
     def candidate(self, resources: Resources, *alike: Resources) -> Candidate:
         """An assignment with its facts, or why it cannot be used."""
         found = Candidate(resources, alike=alike)
         try:
             found = self._planned(found)
             if self.compiled:
-                figures = figures_of(compile_step(self.make(dict(resources)), self.args))
-                flops = figures.cost.get("flops", 0.0)
-                found = dataclasses.replace(found, flops=flops, peak=figures.peak)
-            self._check_memory(found)
+                found = self._compiled(found)
         except Exception as error:  # of the call, or of the compiler
             found = dataclasses.replace(found, refused=str(error) or repr(error))
         return found
@@ -364,37 +294,19 @@ class _Task:
             found, devices=devices, bytes_held=plan.bytes_held, bytes_sent=sent
         )
 
-    def _check_memory(self, found: Candidate) -> None:
-        needed = found.bytes_held or 0
-        which = "arguments and results are"
-        if self.compiled:
-            needed = found.peak or 0
-            which = "XLA's peak is"
-        if self.memory is not None and needed > self.memory:
-            raise _too_much_memory(which, show_bytes(needed), show_bytes(round(self.memory)))
-
-    def measured(self, found: Sequence[Candidate], count: int) -> list[Candidate]:
-        """The candidates, ``count`` of them with medians: interleaved, so that a busy machine slows
-        all.
-        """
-        done = list(found)
-        compiled = {}
-        for c in usable_of(found)[:count]:
-            k = done.index(c)
-            try:
-                step = compile_step(self.make(dict(found[k].axis_resources)), self.args)
-                _seconds(step, self.args)
-                compiled[k] = step
-            except Exception as error:  # too little memory, or an argument that is elsewhere
-                done[k] = dataclasses.replace(found[k], refused=str(error) or repr(error))
-        times = defaultdict(list)
-        for _ in progress(range(ROUNDS), "rounds of calls"):
-            for k, step in compiled.items():
-                times[k].append(_seconds(step, self.args))
-        for k, own in times.items():
-            low, middle, high = statistics.quantiles(own, n=4)
-            done[k] = dataclasses.replace(found[k], seconds=middle, noise=(high - low) / 2)
-        return done
+    def _compiled(self, found: Candidate) -> Candidate:
+        """The candidate with XLA's figures."""
+        step = self.make(dict(found.axis_resources))
+        if not hasattr(step, "lower"):
+            step = jax.jit(step)
+        compiled = step.lower(*self.args).compile()
+        memory = compiled.memory_analysis()
+        held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        held += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+        # On CPUs, XLA's peak lacks some of these.
+        peak = max(held, getattr(memory, "peak_memory_in_bytes", 0))
+        flops = (compiled.cost_analysis() or {}).get("flops", 0.0)
+        return dataclasses.replace(found, flops=flops, peak=peak)
 
 
 def usable_of(found: Iterable[Candidate]) -> list[Candidate]:
@@ -419,28 +331,9 @@ def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
         judged.append(dataclasses.replace(candidate, dominated=dominated))
 
     def key(c: Candidate) -> Any:
-        return c.refused is not None, c.seconds or math.inf, c.dominated, c.facts
+        return c.refused is not None, c.dominated, c.facts
 
     return sorted(judged, key=key)
-
-
-def _seconds(compiled: Any, args: Any) -> float:
-    """The seconds of one call, whose arguments are copies, because the step may donate them."""
-
-    def as_array(value: Any) -> Any:
-        if isinstance(value, jax.ShapeDtypeStruct):
-            return jnp.zeros(value.shape, value.dtype)
-        return value
-
-    given = jax.tree.map(as_array, args)
-    given = jax.device_put(given, compiled.input_shardings[0], may_alias=False)
-    jax.block_until_ready(given)
-    clock = time.perf_counter
-    if jax.default_backend() == "cpu":
-        clock = time.process_time  # fake devices share the cores
-    begin = clock()
-    jax.block_until_ready(compiled(*given))
-    return clock() - begin
 
 
 # ----------------------------------------------------------------------------- messages
@@ -481,14 +374,8 @@ def _no_xmapped_call() -> ValueError:
     )
 
 
-def _too_many_candidates(choices: Mapping[Any, list[Any]], most: int, proposed: Any) -> ValueError:
-    counts = {name: len(own) for name, own in choices.items()}
-    each = listed(f"{count} for {name}" for name, count in counts.items())
+def _too_many_candidates(names: Sequence[Hashable], count: int, most: int) -> ValueError:
     return ValueError(
-        f"There are {math.prod(counts.values())} assignments ({each}), more than the {most} that search plans. Fix an "
-        f"axis: fixed={{{proposed!r}: ()}}, whose resources change the bytes sent least; or give it some there"
+        f"There are {count ** len(names)} assignments ({count} for each of {as_set(names)}), more than the {most} that "
+        f"search plans. Fix an axis: fixed={{{names[-1]!r}: ()}}; or give it some mesh axis there"
     )
-
-
-def _too_much_memory(which: str, needed: str, given: str) -> ValueError:
-    return ValueError(f"{which} {needed}, more than memory, {given}")

@@ -6,40 +6,25 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from xmap_compat import _jax
 from xmap_compat.tools.text import axes_name
 
 
-def _view(name: str) -> Any:
+def view(name: str) -> Any:
     """The module of a view; a module of values imports none."""
     return importlib.import_module(f"xmap_compat.tools.{name}")
 
 
 class Shown:
-    """Prints as text, draws itself as SVG, and shows the drawing in a notebook."""
+    """Prints as text, and is a dictionary for ``json``."""
 
     def __str__(self) -> str:
-        return _view("plan_text").text(self)
+        return view("plan_text").text(self)
 
     def __repr__(self) -> str:
         return str(self)
-
-    def svg(self) -> str:
-        """The drawing as an SVG document."""
-        return _view("picture").svg(self)
-
-    def _repr_svg_(self) -> str:
-        return self.svg()
-
-    @_jax.api_boundary
-    def save_svg(self, path: str | os.PathLike[str]) -> None:
-        """Write the drawing to a file."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.svg())
 
     def to_dict(self) -> dict[str, Any]:
         """All attributes as dictionaries, lists, numbers and strings, which ``json.dumps``

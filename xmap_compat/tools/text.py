@@ -59,11 +59,6 @@ def show_count(count: float) -> str:
     return _scaled(count, 1000, ("", "k", "M", "G", "T", "P")).strip()
 
 
-def show_seconds(seconds: float) -> str:
-    """``12 us``, ``3.5 ms``, ``2 s``."""
-    return _scaled(seconds * 1e6, 1000, ("us", "ms", "s"))
-
-
 def _scaled(value: float, step: int, units: Sequence[str]) -> str:
     k = 0
     while value >= step - 0.5 and k + 1 < len(units):
@@ -142,41 +137,13 @@ def _widths(rows: Rows) -> list[int]:
     return widths
 
 
-# A number stays with its unit.
-_WITH_UNIT = re.compile(r"(\d) ([kMGTP]i?B?|B|us|ms|s)(?![^\s,])")
-
-
 def _longest_word(cell: str) -> int:
-    """Texts may be broken at white space and after commas, but not before a unit."""
-    words = re.findall(r"[^ ,]+,?|,", _WITH_UNIT.sub("\\1\u00a0\\2", cell))
-    return max(map(len, words), default=1)
+    return max(map(len, cell.split()), default=1)
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines that are broken at white space, or else after a comma, or else anywhere but inside a
-    number.
-    """
-    lines: list[str] = []
-    text = _WITH_UNIT.sub("\\1\u00a0\\2", text)  # at which nothing is broken
-    pieces = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
-    for piece in pieces or [""]:
-        while len(piece) > width:
-            comma = piece.rfind(",", 0, width)
-            at = comma + 1 or _before_number(piece, width)
-            lines.append(piece[:at])
-            piece = piece[at:]
-        lines.append(piece)
-    return [line.replace("\u00a0", " ") for line in lines]
-
-
-def _before_number(text: str, at: int) -> int:
-    """The last place to break that is not inside a number; ``at`` if the number fills the whole
-    line.
-    """
-    start = at
-    while start and text[start - 1 : start + 1].isdigit():
-        start -= 1
-    return start or at
+    """Lines that are broken at white space, or else anywhere."""
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
 def grouped(rows: Rows, where: str) -> Rows:

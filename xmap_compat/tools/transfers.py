@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.call import PlacedCall
@@ -26,7 +25,7 @@ from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import MeshAxis, Placement
 from xmap_compat.core.specs import AxisName
 from xmap_compat.tools.staged import Operation, Position, StagedProgram, bytes_of, position_of
-from xmap_compat.tools.text import listed, plural, short_type
+from xmap_compat.tools.text import listed, short_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +38,6 @@ class Transfer:
       mesh_axes: the mesh axes that it goes over.
       devices: how many devices take part in each group.
       operand: its type on each device.
-      elements: for a ppermute, how many elements of the named axis each sender sends; else None.
       bytes_sent: the fewest bytes that each device sends each time, which ring algorithms reach.
       times: how often a call runs it; None in a while loop, whose trip count is unknown.
       conditional: whether it is in a branch of a cond.
@@ -54,7 +52,6 @@ class Transfer:
     mesh_axes: tuple[Any, ...]
     devices: int
     operand: str
-    elements: int | None
     bytes_sent: int
     times: int | None
     conditional: bool
@@ -89,8 +86,7 @@ class Collective:
       axes: the named axes, in the user's order.
       where: the position of the user's call.
       derivative: whether this is what its derivative does.
-      became: ``'local sum, all-reduce over x'``: what a device does for it, in the order of its
-        first steps.
+      became: ``'all-reduce over x'``, or ``'no transfer'``: what moves between devices for it.
       transfers: its transfers between devices; empty if there are none.
     """
 
@@ -275,101 +271,56 @@ KINDS = {
     "ppermute": "ppermute",
 }
 
-_INDICES = ("axis_index", "iota")
-
-# Other operations that a reader wants to know; the rest work element by element, or change only
-# types.
-RESHAPED = "a change of shape"
-REPEATED = "the result of an equal one"
-_LOCAL = {
-    "reduce_sum": "local sum",
-    "reduce_max": "local max",
-    "reduce_min": "local min",
-    "dot_general": "local dot",
-    "transpose": "local transposition",
-    **dict.fromkeys(_INDICES, "index arithmetic"),
-    **dict.fromkeys(("slice", "dynamic_slice", "gather", "concatenate", "rev"), "local indexing"),
-    **dict.fromkeys(("reshape", "broadcast_in_dim", "squeeze", "expand_dims"), RESHAPED),
-}
-
-
-Done = tuple[_Source, bool, Transfer | str]  # for what, for its derivative, what a device does
-
 
 class Reader:
-    """Reads what the operations of a staged program do, if somebody wants to know."""
+    """Reads what the operations of a staged program send."""
 
     def __init__(self, program: StagedProgram, scopes: Scopes) -> None:
         self._scopes = scopes
         self._moved: set[Any] = set()
-        self._with_indices: set[_Source] = set()
-        self._done = list(self._read(program, 1, False))
+        self._sources: list[_Source] = []
+        self._transfers: list[Transfer] = []
+        self._read(program, times=1, conditional=False)
 
     def transfers(self) -> tuple[Transfer, ...]:
         """All transfers, in the order of the program."""
-        return tuple(what for *_, what in self._done if isinstance(what, Transfer))
+        return tuple(self._transfers)
 
     def collectives(self) -> tuple[Collective, ...]:
         """The collectives of the named programs, those of derivatives, and other transfers."""
-        steps: dict[Any, list[Transfer | str]] = {}
+        sent: dict[Any, list[Transfer]] = {}
         for source in self._scopes.equations:
-            steps[source, False] = []
-        for source, derivative, what in self._done:
-            steps.setdefault((source, derivative), []).append(what)
+            sent[source, False] = []
+        for source, transfer in zip(self._sources, self._transfers):
+            sent.setdefault((source, transfer.derivative), []).append(transfer)
         found = []
-        for (source, derivative), own in steps.items():
-            collective = _collective(source, derivative, own)
-            # What a collective does on one device is shown for the function or for its derivative.
-            has_other = bool(steps.get((source, not derivative)))
-            is_hidden = has_other and (derivative or not own)
-            is_named = source.is_collective and not is_hidden
-            if is_named or collective.transfers:
-                found.append(collective)
+        for (source, derivative), own in sent.items():
+            is_named = source.is_collective and not derivative
+            if own or is_named:
+                found.append(_collective(source, derivative, own))
         return tuple(found)
 
-    def _read(self, program: StagedProgram, times: int | None, conditional: bool) -> Iterator[Done]:
+    def _read(self, program: StagedProgram, times: int | None, conditional: bool) -> None:
         for operation in program.operations:
-            if operation.eqn is None:
-                continue
-            if operation.name in KINDS:
-                yield from self._moving(operation, program, times, conditional)
-            else:
-                yield from self._local(operation)
+            is_repeated = operation in program.repeated
+            if operation.name in KINDS and not is_repeated:
+                self._add(operation, times, conditional)
             inside = None
             if times is not None and operation.iterations is not None:
                 inside = times * operation.iterations
             in_branch = conditional or isinstance(operation.found, _jax.Cond)
             for branch in operation.branches:
-                yield from self._read(branch, inside, in_branch)
+                self._read(branch, inside, in_branch)
 
-    def _local(self, operation: Operation) -> Iterator[Done]:
-        """What an operation does on one device, if it is a part of a collective."""
-        source = self._scopes.source_of(operation.stack)
-        if source is None or not source.is_collective:
-            return
-        words = _LOCAL.get(operation.name)
-        if operation.name in _INDICES:
-            self._with_indices.add(source)
-        # Indices are multiplied too.
-        if operation.name == "mul" and source not in self._with_indices:
-            words = _product(operation)
-        if words is not None and operation.eqn.params.get("axes") != ():
-            yield source, "transpose(" in operation.stack, words
-
-    def _moving(
-        self, operation: Operation, program: StagedProgram, times: int | None, conditional: bool
-    ) -> Iterator[Done]:
-        """A collective as a transfer, if it crosses devices."""
-        mesh_axes = _crossing(operation)
-        devices = math.prod(operation.body.mesh_shape[axis] for axis in mesh_axes)
+    def _add(self, operation: Operation, times: int | None, conditional: bool) -> None:
+        """Note a collective as a transfer, if it crosses devices."""
+        sizes = operation.body.mesh_shape
+        mesh_axes = tuple(axis for axis in mentioned_names(operation.eqn.params) if axis in sizes)
+        devices = math.prod(sizes[axis] for axis in mesh_axes)
         if devices == 1:
             return
         kind = KINDS[operation.name]
-        types = [v.aval for v in operation.operands]
-        size = sum(map(bytes_of, types))
-        elements = None
-        if kind == "ppermute" and types[0].shape:
-            elements = types[0].shape[0]
+        types = [value.aval for value in operation.operands]
         source = self._scopes.source_of(operation.stack)
         axes: tuple[AxisName, ...] = ()
         where = position_of(operation.eqn)
@@ -379,25 +330,24 @@ class Reader:
         if source is None or source.number is None:
             source = _Source(None, kind, axes, where, {})
         transfer = Transfer(
-            kind,
-            mesh_axes,
-            devices,
-            listed(short_type(a.dtype, a.shape) for a in types),
-            elements,
-            bytes_sent(kind, size, devices),
-            times,
-            conditional,
-            self._is_derivative(operation),
-            axes,
-            where,
+            kind=kind,
+            mesh_axes=mesh_axes,
+            devices=devices,
+            operand=listed(short_type(aval.dtype, aval.shape) for aval in types),
+            bytes_sent=bytes_sent(kind, sum(map(bytes_of, types)), devices),
+            times=times,
+            conditional=conditional,
+            derivative=self._is_derivative(operation),
+            axes=axes,
+            where=where,
         )
-        is_repeated = operation in program.repeated
-        yield source, transfer.derivative, REPEATED if is_repeated else transfer
+        self._sources.append(source)
+        self._transfers.append(transfer)
 
     def _is_derivative(self, operation: Operation) -> bool:
         """Forward mode stages an operation twice, for the value and then for its tangent."""
         source = self._scopes.source_of(operation.stack)
-        types = [str(v.aval) for v in operation.operands]
+        types = [str(value.aval) for value in operation.operands]
         key = operation.body, source, operation.name, str(operation.eqn.params), *types
         is_second = key in self._moved
         self._moved.add(key)
@@ -405,63 +355,26 @@ class Reader:
         return is_tangent or "transpose(" in operation.stack
 
 
-def _collective(source: _Source, derivative: bool, steps: Sequence[Transfer | str]) -> Collective:
-    words = list(dict.fromkeys(map(_in_words, steps)))
+def _collective(source: _Source, derivative: bool, transfers: Sequence[Transfer]) -> Collective:
+    words = list(dict.fromkeys(map(_in_words, transfers)))
     if source.primitive == "while":
         words.insert(0, "agreement of the devices to go on")
-    if words != [RESHAPED]:
-        words = list(filter(RESHAPED.__ne__, words))
-    became = ", ".join(words) or "nothing to do"
-    transfers = tuple(what for what in steps if isinstance(what, Transfer))
     name = source.primitive
     if source.is_collective:
         name = COLLECTIVES[name].called
-    return Collective(name, source.axes, source.where, derivative, became, transfers)
+    became = listed(words) or "no transfer"
+    return Collective(name, source.axes, source.where, derivative, became, tuple(transfers))
 
 
-def _in_words(what: Transfer | str) -> str:
-    if isinstance(what, str):
-        return what
-    words = what.kind
-    if what.elements is not None:
-        words += f" of {plural(what.elements, 'element')}"
-    words += f" over {listed(what.mesh_axes)}"
-    if what.times is None:
+def _in_words(transfer: Transfer) -> str:
+    words = f"{transfer.kind} over {listed(transfer.mesh_axes)}"
+    if transfer.times is None:
         words += " (each iteration)"
-    elif what.times > 1:
-        words += f" ({what.times} times)"
-    if what.conditional:
+    elif transfer.times > 1:
+        words += f" ({transfer.times} times)"
+    if transfer.conditional:
         words += " (in a branch)"
     return words
-
-
-def _product(operation: Operation) -> str | None:
-    """A sum over an axis that a value does not vary over is a multiplication by its size."""
-    factors = [v.val for v in operation.eqn.invars if isinstance(v, _jax.Literal)]
-    if len(factors) != 1:
-        return None
-    return f"times {int(np.real(factors[0]))}"
-
-
-def _crossing(operation: Operation) -> tuple[Any, ...]:
-    """The mesh axes that a collective goes over."""
-    params = operation.eqn.params
-    sizes = operation.body.mesh_shape
-    axes = tuple(axis for axis in mentioned_names(params) if axis in sizes)
-    if operation.name == "ppermute" and len(axes) > 1:
-        # Those along which some pair differs; all of them if none does.
-        return _axes_within(params["perm"], {axis: sizes[axis] for axis in axes}) or axes
-    return axes
-
-
-def _axes_within(pairs: Sequence[Sequence[int]], mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
-    """The mesh axes along which the devices of some pair differ."""
-    places = np.unravel_index(np.array(pairs, int).T, list(mesh_shape.values()))
-    found = []
-    for axis, (sources, targets) in zip(mesh_shape, places):
-        if (sources != targets).any():
-            found.append(axis)
-    return tuple(found)
 
 
 def bytes_sent(kind: str, size: int, devices: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 MISSING = {
     "checks": "errors of checkify around an xmapped function have no notes",
     "contexts": "`with jax.sharding.Mesh(...)` sets no mesh for xmap, nor for bare PartitionSpecs",
-    "spmd": "jax.vmap(spmd_axis_name=...) around an xmap with mesh resources is not refused in words",
+    "spmd": "vmap(spmd_axis_name=...) around an xmap with mesh resources is not refused in words",
     "processes": "processes do not compare their calls",
     "origins": "x.named_shape raises an error, except of an argument of the body",
     "frames": "no edits or lines of the user's program are found",
@@ -34,9 +34,9 @@ def optional(name: str, **stand_ins: Callable[..., Any]) -> Any:
             Exception
         ) as error:  # whatever Python says of a private name that is gone or has changed
             text = (
-                f"This JAX has changed something private that xmap_compat's part `{name}` needs ({error}). The part is "
-                f"off: {MISSING[name]}. Results are the same. Upgrade xmap_compat, or set XMAP_COMPAT_PUBLIC=1 to turn "
-                "all such parts off"
+                f"This JAX has changed something private that xmap_compat's part `{name}` needs "
+                f"({error}). The part is off: {MISSING[name]}. Results are the same. Upgrade "
+                "xmap_compat, or set XMAP_COMPAT_PUBLIC=1 to turn all such parts off"
             )
             warnings.warn(text, RuntimeWarning, stacklevel=2)
     return types.SimpleNamespace(**stand_ins)

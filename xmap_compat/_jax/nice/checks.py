@@ -20,9 +20,10 @@ def note_checks() -> None:
         from jax._src.checkify import error_checks  # takes 14 ms
     except ImportError:
         return  # only the notes are lost
-    shard_map = next((p for p in error_checks if p.name == "shard_map"), None)
-    if shard_map is None:
+    by_name = {primitive.name: primitive for primitive in error_checks}
+    if "shard_map" not in by_name:
         return
+    shard_map = by_name["shard_map"]
     original = error_checks[shard_map]
 
     def noted(*args, **params):

@@ -1,4 +1,4 @@
-"""The state that JAX's own ``with Mesh(...)`` sets, read and written."""
+"""The state that ``with Mesh(...)`` of JAX sets, read and written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if list(inspect.signature(_create_sharding).parameters) != ["mesh", "x", "name",
 
 
 def innermost() -> tuple[Any, Any]:
-    """What is in scope in this thread: an object of its own for each context, and its mesh, which
+    """What is in scope in this thread: an object for each context, and its mesh, which
     may be empty.
     """
     return thread_resources.env, thread_resources.env.physical_mesh
@@ -38,8 +38,9 @@ def push(mesh: jax.sharding.Mesh) -> Any:
 
 def replace(mesh: jax.sharding.Mesh, base: bool = False) -> Any:
     """Put a mesh in the place of the innermost mesh, or of the mesh outside of all contexts."""
+    made = thread_resources.env._replace(physical_mesh=mesh)
     at = 0 if base else -1
-    thread_resources.stack[at] = made = thread_resources.env._replace(physical_mesh=mesh)
+    thread_resources.stack[at] = made
     thread_resources.stack.append(thread_resources.stack[-1])
     pop()
     return made

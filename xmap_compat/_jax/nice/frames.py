@@ -15,21 +15,18 @@ def user_frames(eqn: Any) -> list[tuple[str, str, int, int, int, int]]:
     column)``.
     """
     made = eqn.source_info.traceback
-    frames = zip(*made.raw_frames()) if made else ()
-    return [
-        (code.co_filename, code.co_qualname, *_location(code, last))
-        for code, last in frames
-        if is_user_file(code.co_filename)
-    ]
+    if not made:
+        return []
+    frames = []
+    for code, last in zip(*made.raw_frames()):
+        if is_user_file(code.co_filename):
+            # One position for each instruction, which has two bytes.
+            instructions = itertools.islice(code.co_positions(), last // 2, None)
+            line, end_line, column, end_column = next(instructions)
+            place = line or 0, column or 0, end_line or 0, end_column or 0
+            frames.append((code.co_filename, code.co_qualname, *place))
+    return frames
 
 
-def _location(code, last):
-    line, end_line, column, end_column = next(
-        itertools.islice(code.co_positions(), last // 2, None)
-    )
-    return line or 0, column or 0, end_line or 0, end_column or 0
-
-
-user_frames(
-    jax.make_jaxpr(jax.lax.sin)(jax.ShapeDtypeStruct((), "float32")).eqns[0]
-)  # so that it fails here
+_tried = jax.make_jaxpr(jax.lax.sin)(jax.ShapeDtypeStruct((), "float32"))
+user_frames(_tried.eqns[0])  # so that it fails here

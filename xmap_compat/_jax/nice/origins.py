@@ -19,10 +19,11 @@ def tracer_origin(x: Any) -> tuple[str, Any]:
     if not isinstance(x, jax.core.Tracer):
         return "constant", None
     if not isinstance(x, partial_eval.DynamicJaxprTracer):
-        return "same", x.primal if hasattr(x, "primal") else x.val  # of a derivative, or of vmap
-    held = (
-        x.full_lower()
-    )  # for a constant, and for a value that a function closes over, the value itself
+        if hasattr(x, "primal"):  # of a derivative
+            return "same", x.primal
+        return "same", x.val  # of vmap
+    # For a constant, and for a value that a function closes over, the value itself.
+    held = x.full_lower()
     if held is not x:
         return "same", held
     if x.parent is None:
@@ -32,7 +33,11 @@ def tracer_origin(x: Any) -> tuple[str, Any]:
 
 def _tried(x):
     """Ask for each kind of tracer, so that it fails here."""
-    ask = lambda v: (tracer_origin(v), v * 2)[1]  # noqa: E731
+
+    def ask(v):
+        tracer_origin(v)
+        return v * 2
+
     tracer_origin(ask(x))
     return jax.vmap(ask)(x), jax.jvp(ask, (x,), (x,))
 

@@ -1,5 +1,5 @@
-"""Mesh axes as named axes: which of them an xmap offers to those nested in it; and the named scopes by
-which plans find the equations of a nested call.
+"""Mesh axes as named axes: which of them an xmap offers to those nested in it; and the named scopes
+by which plans find the equations of a nested call.
 """
 
 from __future__ import annotations
@@ -28,24 +28,17 @@ def offered(scope: Scope) -> Mapping[MeshAxis, int]:
     return {MeshAxis(name): size for name, size in scope.mesh.shape.items()}
 
 
-def mesh_is_offered() -> bool:
-    """Whether a call may split its axes: outside of all ``shard_map``s, or in a body that offers
-    mesh axes.
-    """
-    enclosing = enclosing_bodies()
-    return bool(enclosing[-1].mesh_axes) if enclosing else not _jax.in_manual_region()
-
-
 def as_placements(
     axes: Mapping[MeshAxis, int], *, nested: bool = False
 ) -> dict[AxisName, Placement]:
     """Mesh axes as named axes, each on itself; a nested xmap sees them as axes that are bound
     around it.
     """
-    return {
-        axis: Placement(axis, size, (axis if nested else axis.mesh_axis,), (size,))
-        for axis, size in axes.items()
-    }
+    placements: dict[AxisName, Placement] = {}
+    for axis, size in axes.items():
+        on = axis if nested else axis.mesh_axis
+        placements[axis] = Placement(axis, size, mesh_axes=(on,), mesh_sizes=(size,))
+    return placements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +69,5 @@ def named_scope(call: NestedCall) -> Iterator[None]:
 
 def calls_in(name_stack: str) -> list[NestedCall]:
     """The nested calls, outermost first, that an equation with these named scopes comes from."""
-    return [
-        _calls[digest]
-        for digest in re.findall(r"nested_xmap_([0-9a-f]{16})", name_stack)
-        if digest in _calls
-    ]
+    digests = re.findall(r"nested_xmap_([0-9a-f]{16})", name_stack)
+    return [_calls[digest] for digest in digests if digest in _calls]

@@ -4,30 +4,29 @@ are gathered.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from xmap_compat import _jax
 from xmap_compat.core.call import PlacedCall
-from xmap_compat.core.device import DeviceView, gather_over, without_single
-from xmap_compat.core.device_primitives import bind, take_p
+from xmap_compat.core.device import DeviceView, bind_over, gather_over, without_single
+from xmap_compat.core.device_primitives import take_p
 from xmap_compat.core.placement import MeshAxis
 from xmap_compat.core.specs import AxisSpec
-from xmap_compat.core.values import NamedValue
+from xmap_compat.core.values import NamedValue, merge_leading, others, with_leading
 
 
 def device_view(placed: PlacedCall) -> DeviceView:
     """One device as a nested xmap knows it: its mesh axes are named axes of the outermost one."""
-    taken_by = {axis: p.name for p in placed.placements.values() for axis in p.mesh_axes}
-    sizes = {
-        MeshAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size
-        for a, size in placed.body.mesh_axes.items()
-    }
-    placements = {n: p.on_mesh_axes() for n, p in placed.every_placement.items()}
-    return DeviceView(placements, tuple(sizes), dict(sizes), nested=True)
+    taken_by = {}
+    for name, place in placed.placements.items():
+        taken_by.update(dict.fromkeys(place.mesh_axes, name))
+    sizes = {}
+    for axis, size in placed.body.mesh_axes.items():
+        sizes[MeshAxis(axis.mesh_axis, taken_by.get(axis.mesh_axis))] = size
+    placements = {name: p.on_mesh_axes() for name, p in placed.every_placement.items()}
+    return DeviceView(placements, sizes, nested=True)
 
 
 def take_part(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
@@ -38,26 +37,28 @@ def take_part(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
     shape: list[int] = []
     labels: list[Any] = []
     for k, size in enumerate(jnp.shape(data)):
-        place = view.placements[named[k]] if k in named else None
-        shape.extend((*place.mesh_sizes, place.local_size) if place else (size,))
-        labels.extend((*place.mesh_axes, named[k]) if place else (None,))
+        if k not in named:
+            shape.append(size)
+            labels.append(None)
+            continue
+        place = view.placements[named[k]]
+        shape.extend((*place.mesh_sizes, place.local_size))
+        labels.extend((*place.mesh_axes, named[k]))
     mesh_axes = view.mesh_axes_of(named.values())
-    front = [labels.index(m) for m in mesh_axes]
-    rest = [k for k in range(len(labels)) if k not in front]
+    front = list(map(labels.index, mesh_axes))
+    rest = others(len(labels), front)
     data = lax.transpose(lax.reshape(data, shape), (*front, *rest))
-    sizes = tuple(map(view.mesh_size, mesh_axes))
     if mesh_axes:
-        data = lax.reshape(data, (math.prod(sizes), *data.shape[len(sizes) :]))
-        data = bind(take_p, data, mesh_axes, sizes)
-    return without_single(view, data, tuple(labels[k] for k in rest), frozenset(named.values()))
+        data = bind_over(view, take_p, merge_leading(data, len(front)), mesh_axes)
+    dims = tuple(labels[k] for k in rest)
+    return without_single(view, data, dims, frozenset(named.values()))
 
 
-def gather_parts(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
+def gather_parts(view: DeviceView, value: NamedValue, spec: AxisSpec) -> Any:
     """Gather a result's named axes into the positions that its spec says."""
-    names = [name for _, name in spec.names]
-    gathered = gather_over(view, value, names) if names else value
-    data = gathered.data
-    if names:
-        data = lax.reshape(data, (*(view.placements[n].size for n in names), *data.shape[1:]))
-        data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])
-    return _jax.with_weak_type(data, weak_type)
+    if not spec.names:
+        return value.data
+    positions, names = zip(*spec.names)
+    data = gather_over(view, value, names).data
+    sizes = [view.placements[name].size for name in names]
+    return jnp.moveaxis(with_leading(data, 1, sizes), range(len(names)), positions)

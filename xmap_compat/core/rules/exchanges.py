@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +24,8 @@ from xmap_compat.core.device import (
     cast_to,
     equal_parts,
     laid_out_over,
+    names_of,
+    sizes_of,
     times_elements,
 )
 from xmap_compat.core.parameters import Params, axis_names, check_permutation
@@ -33,10 +34,12 @@ from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import (
     NamedValue,
     leading,
+    merge_leading,
     merge_positional,
     move_positional,
     moved_to_front,
     squeeze_positional,
+    with_leading,
     without,
 )
 
@@ -80,18 +83,10 @@ def _summed_and_scattered(view, value, names, position):
     dims = without(value.dims, names)
     data, mesh, local = _split(view, NamedValue(total, dims, value.names), position, names)
     if mesh:
-        data = _merge_leading(data, len(mesh) + len(local))
-        data = lax.psum_scatter(data, _names_of(mesh), tiled=True)
-        data = _jax.reshaped(data, (*_sizes_of(local), *data.shape[1:]))
-    return NamedValue(data, (*_names_of(local), *dims), value.names)
-
-
-def _names_of(factors: Sequence[Factor]) -> tuple[Any, ...]:
-    return tuple(factor.name for factor in factors)
-
-
-def _sizes_of(factors: Sequence[Factor]) -> tuple[int, ...]:
-    return tuple(factor.size for factor in factors)
+        data = merge_leading(data, len(mesh) + len(local))
+        data = lax.psum_scatter(data, names_of(mesh), tiled=True)
+        data = with_leading(data, 1, sizes_of(local))
+    return NamedValue(data, (*names_of(local), *dims), value.names)
 
 
 def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames):
@@ -106,14 +101,10 @@ def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames)
     factors = view.factors(names)
     before, after = value.data.shape[:at], value.data.shape[at + 1 :]
     left = value.data.shape[at] // view.total_size(names)
-    data = _jax.reshaped(value.data, (*before, *_sizes_of(factors), left, *after))
+    data = _jax.reshaped(value.data, (*before, *sizes_of(factors), left, *after))
     mesh, local = view.factors_by_kind(names)
     front = [at + factors.index(factor) for factor in (*mesh, *local)]
     return moved_to_front(data, front), mesh, local
-
-
-def _merge_leading(data, count):
-    return _jax.reshaped(data, (math.prod(data.shape[:count]), *data.shape[count:]))
 
 
 def _traded_in_group(members, place, params):
@@ -147,10 +138,10 @@ def _chunk_of_element(view, value, names, position):
     value = cast_to(view, value, names)
     data, mesh, local = _split(view, value, position, names)
     if mesh:
-        index = device_index(view, _names_of(mesh))
-        data = _merge_leading(data, len(mesh))
+        index = device_index(view, names_of(mesh))
+        data = merge_leading(data, len(mesh))
         data = lax.dynamic_index_in_dim(data, index, 0, keepdims=False)
-    return NamedValue(data, (*_names_of(local), *value.dims), value.names)
+    return NamedValue(data, (*names_of(local), *value.dims), value.names)
 
 
 def take_element(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValue:
@@ -175,8 +166,8 @@ def _exchange(view, value, names, split):
     data, mesh, local = _split(view, value, split, names)
     if mesh:
         shape = data.shape
-        data = _merge_leading(data, len(mesh))
-        data = lax.all_to_all(data, _names_of(mesh), split_axis=0, concat_axis=0, tiled=True)
+        data = merge_leading(data, len(mesh))
+        data = lax.all_to_all(data, names_of(mesh), split_axis=0, concat_axis=0, tiled=True)
         data = _jax.reshaped(data, shape)
     # Data has first the source devices and the new local owners, then the old dimensions, with the
     # local sources.
@@ -186,9 +177,9 @@ def _exchange(view, value, names, split):
         dimension_of[factor] = lead + value.dims.index(factor.name)
     sources = [dimension_of[factor] for factor in view.factors(names)]
     owners = range(len(mesh), lead)
-    data = _merge_leading(moved_to_front(data, [*sources, *owners]), len(sources))
-    left = without(value.dims, _names_of(local))
-    return NamedValue(data, (None, *_names_of(local), *left), value.names)
+    data = merge_leading(moved_to_front(data, [*sources, *owners]), len(sources))
+    left = without(value.dims, names_of(local))
+    return NamedValue(data, (None, *names_of(local), *left), value.names)
 
 
 @collective("ppermute", varied, check=check_permutation)
@@ -207,10 +198,10 @@ def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue
     moves = []
     for source, destination in params["perm"]:
         moves.append((device[source], slot[source], device[destination], slot[destination]))
-    local_names = _names_of(local)
-    data = _merge_leading(leading(value, local_names), len(local))
-    data = _permute_slots(view, data, moves, _names_of(mesh))
-    data = _jax.reshaped(data, (*_sizes_of(local), *data.shape[1:]))
+    local_names = names_of(local)
+    data = merge_leading(leading(value, local_names), len(local))
+    data = _permute_slots(view, data, moves, names_of(mesh))
+    data = with_leading(data, 1, sizes_of(local))
     return NamedValue(data, (*local_names, *without(value.dims, local_names)), value.names)
 
 
@@ -235,7 +226,7 @@ def _keep_received(view, value, names, perm):
 
 def _linear_index(factors: Sequence[Factor], wanted: Sequence[Factor]) -> list[int]:
     """For each index over all factors (major first) its row-major index over the wanted ones."""
-    sizes = _sizes_of(factors)
+    sizes = sizes_of(factors)
     total = math.prod(sizes)
     grid = np.indices(sizes).reshape(len(factors), total)
     index = np.zeros(total, int)

@@ -22,7 +22,7 @@ from xmap_compat.core.device import DeviceView, cast_alike, cast_to, without_sin
 from xmap_compat.core.parameters import Names
 from xmap_compat.core.rules.reductions import max_over, min_over
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import NamedValue, leading, union_of_names
+from xmap_compat.core.values import NamedValue, leading, names_of_each, union_of_names
 
 
 def bind_by_rule(
@@ -37,7 +37,7 @@ def bind_by_rule(
     The type check has refused one that combines elements in different places, unless it is one of
     equinox's reductions.
     """
-    combined = combined_axes([v.names for v in operands], results, view.placements)
+    combined = combined_axes(names_of_each(operands), results, view.placements)
     for name in combined:
         if view.placements[name].loops:
             raise combined_in_loop(eqn, name, where)
@@ -75,7 +75,7 @@ def _bind_batched(view, eqn, operands, results):
     The rule may do something else for what is mapped than for what is not.
     """
     names = union_of_names(operands)
-    inputs = [v.names for v in operands]
+    inputs = names_of_each(operands)
     axes = batched_axes(names, view.placements)
     primitive, params = eqn.primitive, eqn.params
     if view.typed:

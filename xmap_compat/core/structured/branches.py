@@ -21,23 +21,38 @@ from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import cast_alike, cast_as, cast_to, laid_out_over
 from xmap_compat.core.evaluate import Evaluator, Rule
-from xmap_compat.core.names import Names, operands_of_branches
+from xmap_compat.core.names import Names, flow_through
 from xmap_compat.core.passes import flowing
 from xmap_compat.core.rules.reductions import max_over
 from xmap_compat.core.structured.callables import checkpointed, collectives_within, communicates
-from xmap_compat.core.values import NamedValue, is_smooth, positional, transposed, without
+from xmap_compat.core.values import (
+    NamedValue,
+    is_smooth,
+    names_of_each,
+    positional,
+    transposed,
+    value_of,
+    without,
+)
 
 
 def select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
     """The cases that ``which`` chooses; its positional dimensions are the first ones of each
     case.
     """
-    trailing = cases[0].positional_shape()[which.dims.count(None) :] if None in which.dims else []
-    if trailing:
-        full = (*which.data.shape, *trailing)
-        data = lax.broadcast_in_dim(which.data, full, range(which.data.ndim))
-        which = NamedValue(data, (*which.dims, *(None for _ in trailing)), which.names)
-    return bind_named(ev.view, lax.select_n_p, [which, *cases], {})[0]
+    rank = which.dims.count(None)
+    trailing = cases[0].positional_shape()[rank:]
+    if rank and trailing:
+        shape = (*which.data.shape, *trailing)
+        data = lax.broadcast_in_dim(which.data, shape, range(which.data.ndim))
+        dims = (*which.dims, *(None,) * len(trailing))
+        which = NamedValue(data, dims, which.names)
+    return _bind_one(ev, lax.select_n_p, [which, *cases])
+
+
+def _bind_one(ev, primitive, operands):
+    (result,) = bind_named(ev.view, primitive, operands, {})
+    return result
 
 
 def cond(
@@ -59,42 +74,44 @@ def cond(
       where elements on one device take different branches, and where devices might miss each other
       in a collective.
     """
-    _, *entering = operands_of_branches(cond, [v.names for v in operands])
+    names_before = names_of_each(operands)
+    flow = flow_through(ev.checker, cond, names_before)
+    if flow.operands != names_before:
+        operands = ev.laid_out(operands, flow.operands)
     index, *operands = operands
-    if entering != [v.names for v in operands]:
-        operands = ev.laid_out(operands, entering)
-    branches = cond.branches
-    names = [
-        n | index.names
-        for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))
-    ]
     ev = dataclasses.replace(ev, diverging=ev.diverging | index.names)
-    if ev.view.local_names(index.names) or (index.names and communicates(ev, *branches)):
-        return _select_result(ev, branches, index, operands, mask)
-
-    def branch(jaxpr):
-        return lambda *values: ev.laid_out(ev.evaluate(jaxpr, values), names)
-
+    in_one_place = bool(ev.view.local_names(index.names))
+    if in_one_place or (index.names and communicates(ev, *cond.branches)):
+        return _select_result(ev, cond.branches, index, operands, mask)
+    branches = [_branch(ev, jaxpr, flow.results) for jaxpr in cond.branches]
     if cond.platforms is not None:
-        return _by_platform(cond.platforms, [branch(b) for b in branches], operands)
+        return _by_platform(cond.platforms, branches, operands)
     # Operands are cast before the branches: a cast within a branch would become a sum within a
     # branch of the gradient.
     operands = [cast_to(ev.view, v, index.names) for v in operands]
-    return lax.switch(index.data, _alike(ev, [branch(b) for b in branches], operands), *operands)
+    return lax.switch(index.data, _cast_alike(ev, branches, operands), *operands)
 
 
-def _alike(ev, branches, operands):
+def _branch(ev, jaxpr, names):
+    def branch(*operands):
+        return ev.laid_out(ev.evaluate(jaxpr, operands), names)
+
+    return branch
+
+
+def _cast_alike(ev, branches, operands):
     """Branches whose results vary over the same mesh axes of the user's own ``shard_map``."""
     if not ev.view.in_users_shard_map:
         return branches
     types = [jax.make_jaxpr(branch)(*operands).out_avals for branch in branches]
-    axes = [
-        frozenset().union(*(_jax.varying_axes_of(aval) for aval in avals)) for avals in zip(*types)
-    ]
-    return [
-        lambda *values, branch=branch: cast_as(ev.view, branch(*values), axes)
-        for branch in branches
-    ]
+    axes = []
+    for types_of_result in zip(*types):
+        axes.append(frozenset().union(*map(_jax.varying_axes_of, types_of_result)))
+
+    def cast(branch):
+        return lambda *values: cast_as(ev.view, branch(*values), axes)
+
+    return list(map(cast, branches))
 
 
 def _by_platform(platforms, branches, operands):
@@ -104,20 +121,23 @@ def _by_platform(platforms, branches, operands):
     Args:
       platforms: for each branch the platforms that take it, or None for all others.
     """
-    named = {
-        name: branch for taken_by, branch in zip(platforms, branches) for name in taken_by or ()
-    }
-    default = next(
-        (branch for taken_by, branch in zip(platforms, branches) if taken_by is None), None
-    )
-    return lax.platform_dependent(*operands, default=default, **named)
+    default = None
+    branch_of = {}
+    for taken_by, branch in zip(platforms, branches):
+        if taken_by is None:
+            default = branch
+        else:
+            branch_of.update(dict.fromkeys(taken_by, branch))
+    return lax.platform_dependent(*operands, default=default, **branch_of)
 
 
 def _select_result(ev, branches, index, operands, mask):
-    masks = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
+    masks = [index.with_data(index.data == k) for k in range(len(branches))]
     if mask is not None:
-        masks = [bind_named(ev.view, lax.and_p, [mask, taken], {})[0] for taken in masks]
-    results = [_Branch(ev, taken).evaluate(b, operands) for b, taken in zip(branches, masks)]
+        masks = [_bind_one(ev, lax.and_p, [mask, taken]) for taken in masks]
+    results = []
+    for jaxpr, taken in zip(branches, masks):
+        results.append(_Branch(ev, taken).evaluate(jaxpr, operands))
     return [select(ev, index, cases) for cases in zip(*results)]
 
 
@@ -152,30 +172,23 @@ class _Branch:
 
     def evaluate(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         body, consts = _jax.open_jaxpr(jaxpr)
-        env = dict(zip(_jax.input_vars(body), [*map(positional, consts), *operands], strict=True))
+        inputs = [*map(positional, consts), *operands]
+        env = dict(zip(_jax.input_vars(body), inputs, strict=True))
         values = self._run(body.eqns, env)
-        return [
-            positional(v.val) if isinstance(v, _jax.Literal) else values[v] for v in body.outvars
-        ]
+        return [value_of(values, atom) for atom in body.outvars]
 
     def _run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
         """The values of all variables, from those of the inputs."""
-        together = lambda name: name not in self.mask.names and self.ev.view.is_bound(name)  # noqa: E731
-        combined = []
-        for eqn in eqns:
-            axes = collectives_within(self.ev, eqn, differentiable=True)
-            combined.append(frozenset(n for n in axes if not together(n)))
-        combining = [eqn for eqn, axes in zip(eqns, combined) if axes]
-        flows = flowing(eqns, (), set(combining).__contains__)
-        places = list(map(_place_of, eqns, combined, flows))
-        structured = (
-            eqn for eqn, place in zip(eqns, places) if place is _Place.SHARED and _jax.read(eqn)
-        )
-        whole = any(flows) or any(structured)
-        shared = (
-            _Cut(functools.partial(self._cut, frozenset().union(*combined)), env) if whole else env
-        )
-        cut = _Cut(functools.partial(self._cut, frozenset()), shared)
+        combined = {eqn: self._combined_axes(eqn) for eqn in eqns}
+        flows = flowing(eqns, (), combined.__getitem__)
+        places = []
+        for eqn, flows_on in zip(eqns, flows):
+            places.append(_place_of(eqn, combined[eqn], flows_on))
+        shared: Any = env
+        if any(flows) or _shares_programs(eqns, places):
+            everywhere = frozenset().union(*combined.values())
+            shared = _Cut(functools.partial(self._cut, everywhere), env)
+        at_operands = _Cut(functools.partial(self._cut, frozenset()), shared)
         rules: Mapping[Any, Rule] = {
             _jax.Call: self._call,
             _jax.Checkpoint: self._checkpoint,
@@ -183,10 +196,20 @@ class _Branch:
         }
         inside = dataclasses.replace(self.ev, structured={**self.ev.structured, **rules})
         for eqn, place in zip(eqns, places):
-            (inside if place is _Place.INSIDE else self.ev).run(
-                [eqn], cut if place is _Place.OPERANDS else shared
-            )
-        return cut
+            if place is _Place.OPERANDS:
+                self.ev.run([eqn], at_operands)
+            elif place is _Place.SHARED:
+                self.ev.run([eqn], shared)
+            else:
+                inside.run([eqn], shared)
+        return at_operands
+
+    def _combined_axes(self, eqn):
+        """The axes along which elements take different branches, or that are bound outside, whose
+        elements an equation combines.
+        """
+        axes = collectives_within(self.ev, eqn, differentiable=True)
+        return axes - self.ev.view.bound(axes - self.mask.names)
 
     def _call(self, _: Evaluator, call: _jax.Call, operands, eqn):
         return self.evaluate(call.body, operands)
@@ -203,34 +226,42 @@ class _Branch:
 
         The result is a linear function of the value, since JAX transposes the operators of solvers.
         """
-        ev, mask = self.ev, self.mask
+        view = self.ev.view
         # It must not vary over more of these axes: a rule that sums over them relies on the names
         # of its operands.
-        names = mask.names - over
-        value = laid_out_over(ev.view, value, value.names | names)
-        mask = dataclasses.replace(mask, data=mask.data.astype(np.int32)) if over else mask
-        axes = ev.view.mesh_axes_of(over) if ev.view.typed else ()
-        if axes:
-            mask = NamedValue(
-                mask.data.max(mask.dims_of(over)), without(mask.dims, over), mask.names
-            )
-        elif over:
-            mask = max_over(ev.view, mask, sorted(over, key=str))
-        value, mask = cast_alike(ev.view, [value, mask])
+        names = self.mask.names - over
+        value = laid_out_over(view, value, value.names | names)
+        mask = self.mask
+        mesh_axes: tuple[Any, ...] = ()
+        if over:
+            mask = mask.with_data(mask.data.astype(np.int32))
+            mesh_axes = view.mesh_axes_of(over) if view.typed else ()
+            if mesh_axes:
+                # The primitive takes the maximum over these, in the derivative only.
+                local = mask.data.max(mask.dims_of(over))
+                mask = NamedValue(local, without(mask.dims, over), mask.names)
+            else:
+                mask = max_over(view, mask, sorted(over, key=str))
+        value, mask = cast_alike(view, [value, mask])
         dims = [n for n in value.dims if n is not None]
         mask = transposed(mask, tuple(n for n in dims if n in mask.dims))
-        local = lax.expand_dims(mask.data, [k for k, n in enumerate(dims) if n not in mask.dims])
-        return dataclasses.replace(value, data=_cut_p.bind(value.data, local, mesh_axes=axes))
+        missing = [k for k, n in enumerate(dims) if n not in mask.dims]
+        aligned = lax.expand_dims(mask.data, missing)
+        return value.with_data(_cut_p.bind(value.data, aligned, mesh_axes=mesh_axes))
 
 
 def _place_of(eqn: Any, combined: Names, flows: bool) -> _Place:
-    if (
-        combined
-        and not flows
-        and isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond))
-    ):
+    if not combined and not flows:
+        return _Place.OPERANDS
+    can_cut_inside = isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond))
+    if can_cut_inside and not flows:
         return _Place.INSIDE
-    return _Place.SHARED if combined or flows else _Place.OPERANDS
+    return _Place.SHARED
+
+
+def _shares_programs(eqns, places):
+    """Whether an equation that holds a program, and combines elements, is cut at the inputs."""
+    return any(place is _Place.SHARED and _jax.read(eqn) for eqn, place in zip(eqns, places))
 
 
 class _Cut(dict):
@@ -239,19 +270,24 @@ class _Cut(dict):
     """
 
     def __init__(self, cut: Callable[[NamedValue], NamedValue], outside: Mapping[Any, NamedValue]):
-        self._cut, self._outside = cut, outside
+        self._cut = cut
+        self._outside = outside
 
     def __missing__(self, variable: Any) -> NamedValue:
         value = self._outside[variable]
-        return self.setdefault(
-            variable, self._cut(value) if is_smooth(jax.typeof(value.data)) else value
-        )
+        if is_smooth(jax.typeof(value.data)):
+            value = self._cut(value)
+        self[variable] = value
+        return value
 
 
 def _cut_tangent(t, mask, *, mesh_axes):
-    reached = lax.pmax(mask, mesh_axes) if mesh_axes else mask
-    if missing := tuple(sorted(_jax.varying_axes(t) - _jax.varying_axes(reached))):
-        reached = lax.pcast(reached, missing, to="varying")
+    reached = mask
+    if mesh_axes:
+        reached = lax.pmax(mask, mesh_axes)
+    missing = _jax.varying_axes(t) - _jax.varying_axes(reached)
+    if missing:
+        reached = lax.pcast(reached, tuple(sorted(missing)), to="varying")
     reached = lax.broadcast_in_dim(reached.astype(np.bool_), t.shape, range(reached.ndim))
     return lax.select(reached, t, lax.full_like(t, 0))
 

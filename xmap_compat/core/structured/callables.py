@@ -19,7 +19,7 @@ from xmap_compat.core.combining import may_combine
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import NamedValue, is_float0, is_smooth
+from xmap_compat.core.values import NamedValue, is_float0, is_smooth, names_of_each
 
 
 def only_arrays(fun):
@@ -31,12 +31,8 @@ def only_arrays(fun):
     kept: list[bool] = []
 
     def apply(*args):
-        outs = fun(*args)
-        zeros = (
-            x is None or isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == _jax.float0
-            for x in outs
-        )
-        kept[:] = [not zero for zero in zeros]
+        outs = list(fun(*args))
+        kept[:] = map(_is_array, outs)
         return list(itertools.compress(outs, kept))
 
     def restore(outs):
@@ -44,6 +40,12 @@ def only_arrays(fun):
         return [next(rest) if keep else None for keep in kept]
 
     return _jax.traced_as(fun, apply), restore
+
+
+def _is_array(x):
+    if x is None or isinstance(x, SymbolicZero):
+        return False
+    return getattr(x, "dtype", None) != _jax.float0
 
 
 class StagedCallable(NamedTuple):
@@ -72,7 +74,10 @@ def staged_callable(
 
     def on_dynamic(*args):
         rest = iter(args)
-        return fun(*(positional_zero(v) if is_no_array(v) else next(rest) for v in values))
+        everything = []
+        for value in values:
+            everything.append(positional_zero(value) if is_no_array(value) else next(rest))
+        return fun(*everything)
 
     traced, restore = only_arrays(_jax.traced_as(fun, on_dynamic))
     jaxpr = ev.stage(traced, [_positional_type(v) for v in dynamic])
@@ -83,17 +88,18 @@ def evaluate_staged(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) -
     """Evaluate a program that a custom rule traced late on named values."""
     if ev.view.in_our_shard_map:
         _check_outer_names(ev.view, jaxpr)
-    inputs = [v.names for v in operands]
+    inputs = names_of_each(operands)
     ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
     return ev.evaluate(jaxpr, operands)
 
 
 def _check_outer_names(view, jaxpr):
     """Raise if a rule names an axis of a vmap around the xmap, which our shard_map cannot reach."""
-    known = {*view.placements, *view.mesh_axes}
-    outer = [n for n in collectives_in(jaxpr) - known if not is_of_devices(n)]
-    if outer:
-        raise errors.outer_names(sorted(outer, key=str))
+    known = {*view.placements, *view.mesh_sizes}
+    outer = itertools.filterfalse(is_of_devices, collectives_in(jaxpr) - known)
+    names = sorted(outer, key=str)
+    if names:
+        raise errors.outer_names(names)
 
 
 def evaluate_callable(
@@ -104,23 +110,23 @@ def evaluate_callable(
     return staged.restore(evaluate_staged(ev, staged.jaxpr, staged.operands))
 
 
-# Collectives are found up to this order of derivatives: many rules call their own function without
-# end.
-_ORDERS = 3
-
-
 def checkpointed(call: _jax.Checkpoint, evaluate: Callable[..., Any]) -> Callable[..., Any]:
     """``jax.checkpoint`` of the evaluation of a body."""
-    body = lambda *values: evaluate(call.body, values)  # noqa: E731
+
+    def body(*values):
+        return evaluate(call.body, values)
+
     return jax.checkpoint(body, policy=call.policy, prevent_cse=call.prevent_cse)
 
 
 def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
     """Whether evaluating these jaxprs, or their derivatives, moves anything between devices."""
-    eqns = (eqn for jaxpr in jaxprs for eqn in _jax.open_jaxpr(jaxpr)[0].eqns)
-    return any(
-        ev.view.placement_of(n).mesh_axes for eqn in eqns for n in collectives_within(ev, eqn)
-    )
+    names = _collectives_in_all(ev, jaxprs)
+    return any(ev.view.placement_of(name).mesh_axes for name in names)
+
+
+# Collectives are found up to this order of derivatives: many rules call their function without end.
+_ORDERS = 3
 
 
 def collectives_within(
@@ -137,24 +143,33 @@ def collectives_within(
     """
     key = (eqn, order, differentiable)
     if key not in ev.rule_names:
-        inner = [e for held in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(held)[0].eqns]
-        names = [
-            collectives_of(eqn),
-            *(collectives_within(ev, e, order, differentiable) for e in inner),
-        ]
-        counts = not differentiable or any(is_smooth(v.aval) for v in eqn.outvars)
-        if counts and may_combine(eqn):
-            names.append(frozenset(ev.view.placements))
-        if order <= _ORDERS and isinstance(
-            _jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)
-        ):
-            try:
-                of_rule = _jax.open_jaxpr(derivative(ev.stage, eqn))[0].eqns
-                names += [collectives_within(ev, e, order + 1, differentiable) for e in of_rule]
-            except Exception:
-                names.append(frozenset(ev.view.placements))
-        ev.rule_names[key] = frozenset().union(*names)
+        ev.rule_names[key] = _find_collectives(ev, eqn, order, differentiable)
     return ev.rule_names[key]
+
+
+def _find_collectives(ev, eqn, order, differentiable):
+    bodies = _jax.subjaxprs(eqn.params)
+    names = collectives_of(eqn) | _collectives_in_all(ev, bodies, order, differentiable)
+    counts = not differentiable or any(is_smooth(v.aval) for v in eqn.outvars)
+    if counts and may_combine(eqn):
+        return names.union(ev.view.placements)
+    has_rule = isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation))
+    if not has_rule or order > _ORDERS:
+        return names
+    try:
+        of_rule = [derivative(ev.stage, eqn)]
+        return names | _collectives_in_all(ev, of_rule, order + 1, differentiable)
+    except Exception:
+        return names.union(ev.view.placements)
+
+
+def _collectives_in_all(ev, jaxprs, order=1, differentiable=False):
+    names: frozenset[AxisName] = frozenset()
+    for jaxpr in jaxprs:
+        body, _ = _jax.open_jaxpr(jaxpr)
+        for eqn in body.eqns:
+            names |= collectives_within(ev, eqn, order, differentiable)
+    return names
 
 
 def is_no_array(value: NamedValue) -> bool:
@@ -182,18 +197,20 @@ def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
     *cotangents)``.  Integers have no tangents there, and values that a function with a backward
     rule closes over have no cotangents.
     """
-    backward = isinstance(held := _jax.read(eqn), _jax.CustomVjp)
-    operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
-    smooth = [is_smooth(x) and k >= getattr(held, "num_consts", 0) for k, x in enumerate(operands)]
+    held = _jax.read(eqn)
+    backward = isinstance(held, _jax.CustomVjp)
+    operands = [v.aval for v in eqn.invars]
+    results = [v.aval for v in eqn.outvars]
+    num_consts = held.num_consts if backward else 0
+    smooth = [is_smooth(x) and k >= num_consts for k, x in enumerate(operands)]
 
     def apply(*args):
         values, seeds = args[: len(smooth)], args[len(smooth) :]
 
         def fun(*primals):
             rest = iter(primals)
-            outs = _jax.bind(
-                eqn.primitive, [next(rest) if s else x for s, x in zip(smooth, values)], eqn.params
-            )
+            everything = [next(rest) if s else x for s, x in zip(smooth, values)]
+            outs = _jax.bind(eqn.primitive, everything, eqn.params)
             return tuple(filter(is_smooth, outs)), outs
 
         primals = tuple(itertools.compress(values, smooth))
@@ -203,5 +220,8 @@ def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
         _, pull, outs = jax.vjp(fun, *primals, has_aux=True)
         return outs, pull(seeds)
 
-    avals = [*operands, *filter(is_smooth, results if backward else operands)]
-    return trace(apply, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
+    seeded = results if backward else operands
+    types = []
+    for aval in [*operands, *filter(is_smooth, seeded)]:
+        types.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return trace(apply, types)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Iterable, Sequence
@@ -17,7 +16,7 @@ from xmap_compat.core.device import cast_data, cast_to, gather_devices, laid_out
 from xmap_compat.core.errors import LEGACY, as_set, check_from_outside, token
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.rules.ordinary import bind_ordinary
-from xmap_compat.core.values import NamedValue
+from xmap_compat.core.values import NamedValue, union_of_names
 
 
 def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -31,15 +30,16 @@ def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> l
     """
     method = eqn.params["vmap_method"] or "sequential"
     if method == "legacy_vectorized":
-        names = frozenset().union(*(v.names for v in operands))
-        ranks = [v.dims.count(None) for v in operands]
-        if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:
+        varying = [v for v in operands if v.names]
+        ranks = {v.dims.count(None) for v in varying}
+        highest = max((v.dims.count(None) for v in operands), default=0)
+        if ranks == {highest}:
+            names = union_of_names(varying)
             operands = [laid_out_over(ev.view, v, names) if v.names else v for v in operands]
         else:
             method = "sequential"
-    return bind_named(
-        ev.view, eqn.primitive, operands, {**eqn.params, "sharding": None, "vmap_method": method}
-    )
+    params = {**eqn.params, "sharding": None, "vmap_method": method}
+    return bind_named(ev.view, eqn.primitive, operands, params)
 
 
 def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -49,17 +49,20 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
     All devices that hold copies call Python.  There only the first of them calls the function, and
     the others receive its results.  (JAX cannot map a ``lax.cond`` around the callback.)
     """
-    view, names = ev.view, frozenset().union(*(v.names for v in operands))
+    view = ev.view
+    names = union_of_names(operands)
     if ev.diverging:
-        raise _callback_in_control_flow(
-            ev.diverging, _jax.where_in_user_code(eqn), is_repeated=False
-        )
-    if repeated := ev.iterating.difference(*(view.placements[n].loops for n in names)):
-        axes = [n for n, place in view.placements.items() if not repeated.isdisjoint(place.loops)]
-        raise _callback_in_control_flow(axes, _jax.where_in_user_code(eqn), is_repeated=True)
-    copies = tuple(
-        m for m in view.mesh_axes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1
-    )
+        where = _jax.where_in_user_code(eqn)
+        raise _callback_in_control_flow(ev.diverging, where, is_repeated=False)
+    repeated = ev.iterating.difference(*(view.placements[n].loops for n in names))
+    if repeated:
+        looped = []
+        for name, placement in view.placements.items():
+            if not repeated.isdisjoint(placement.loops):
+                looped.append(name)
+        where = _jax.where_in_user_code(eqn)
+        raise _callback_in_control_flow(looped, where, is_repeated=True)
+    copies = _mesh_axes_of_copies(view, names)
     params = {**eqn.params, "sharding": None}
     if not copies or view.nested:
         return bind_named(view, eqn.primitive, operands, params)
@@ -67,17 +70,32 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
         _called_by_one, eqn.params["callback"], eqn.params["result_avals"]
     )
     is_first = NamedValue(lax.axis_index(copies) == 0, (), frozenset())
-    varied = [cast_to(view, v, names) for v in (is_first, *operands)]
-    varied = [dataclasses.replace(v, data=cast_data(view, v.data, copies)) for v in varied]
-    results = bind_named(view, eqn.primitive, varied, params)
-    # Values with NaN and of all types arrive bit for bit.
-    everywhere = (gather_devices(view, lax.expand_dims(v.data, [0]), copies) for v in results)
-    return [dataclasses.replace(v, data=data[0]) for v, data in zip(results, everywhere)]
+    varied = []
+    for value in [cast_to(view, v, names) for v in (is_first, *operands)]:
+        varied.append(value.with_data(cast_data(view, value.data, copies)))
+    results = []
+    for value in bind_named(view, eqn.primitive, varied, params):
+        # Values with NaN and of all types arrive bit for bit.
+        everywhere = gather_devices(view, lax.expand_dims(value.data, [0]), copies)
+        results.append(value.with_data(everywhere[0]))
+    return results
+
+
+def _mesh_axes_of_copies(view, names):
+    """The mesh axes along which devices have the same elements."""
+    divided = view.mesh_axes_of(names)
+    copies = []
+    for axis in view.mesh_sizes:
+        if axis not in divided and view.mesh_size(axis) > 1:
+            copies.append(axis)
+    return tuple(copies)
 
 
 def _called_by_one(callback, result_types, is_first, *operands):
     """The results of a callback on the first device, and zeros on others."""
-    return callback(*operands) if is_first else [np.zeros(t.shape, t.dtype) for t in result_types]
+    if is_first:
+        return callback(*operands)
+    return [np.zeros(result.shape, result.dtype) for result in result_types]
 
 
 _WAITING = {"pure_callback": _pure_callback, "io_callback": _io_callback}
@@ -88,23 +106,23 @@ def call_python(
     ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any
 ) -> list[NamedValue]:
     """Call Python as often as each function promises, or refuse."""
-    name, where = eqn.primitive.name, _jax.where_in_user_code(eqn)
-    if (
-        name == "check" and not eqn.params["debug"]
-    ):  # JAX would report it for elements that take another branch, too
+    name = eqn.primitive.name
+    where = _jax.where_in_user_code(eqn)
+    # JAX would report it for elements that take another branch, too.
+    if name == "check" and not eqn.params["debug"]:
         raise check_from_outside(ev.checker.fun, where)
     if name in ("create_token", "after_all"):
         raise token(f"The value at {where}")
     if any(type(effect).__name__.startswith("Ordered") for effect in eqn.effects):
-        if names := frozenset().union(*(v.names for v in operands)):
+        names = union_of_names(operands)
+        if names:
             raise _ordered_callback(name, names, where)
-        if (devices := math.prod(ev.view.mesh_sizes.values())) > 1:
+        devices = math.prod(ev.view.mesh_sizes.values())
+        if devices > 1:
             raise _ordered_effect(ev.checker.fun, devices)
-    return (
-        _WAITING[name](ev, operands, eqn)
-        if name in _WAITING
-        else bind_ordinary(ev.view, eqn, operands)
-    )
+    if name in _WAITING:
+        return _WAITING[name](ev, operands, eqn)
+    return bind_ordinary(ev.view, eqn, operands)
 
 
 # ----------------------------------------------------------------------------- messages
@@ -115,24 +133,28 @@ def _callback_in_control_flow(
 ) -> NotImplementedError:
     if is_repeated:
         return NotImplementedError(
-            f"The io_callback at {where} does not vary over {as_set(axes)}, but is in a loop or branch that each "
-            "iteration of the serial loop runs anew. Call it outside of that loop or branch"
+            f"The io_callback at {where} does not vary over {as_set(axes)}, but is in a loop or "
+            "branch that each iteration of the serial loop runs anew. Call it outside of that loop "
+            "or branch"
         )
     return NotImplementedError(
-        f"Not all elements of {as_set(axes)} reach the io_callback at {where}: they take different branches, or leave "
-        "a loop earlier. Call it outside of these, and give it the predicate as an argument"
+        f"Not all elements of {as_set(axes)} reach the io_callback at {where}: they take different "
+        "branches, or leave a loop earlier. Call it outside of these, and give it the predicate as "
+        "an argument"
     )
 
 
 def _ordered_callback(primitive: str, axes: Iterable[Hashable], where: str) -> ValueError:
     return ValueError(
-        f"An argument of {primitive}(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "
-        f"named axis have no order. Leave out ordered=True{LEGACY}Cannot `vmap` ordered IO callback"
+        f"An argument of {primitive}(..., ordered=True) at {where} varies over {as_set(axes)}, but "
+        "the elements of a named axis have no order. Leave out ordered=True"
+        f"{LEGACY}Cannot `vmap` ordered IO callback"
     )
 
 
 def _ordered_effect(fun: str, devices: int) -> NotImplementedError:
     return NotImplementedError(
-        f"The xmapped function {fun} has a callback or print with ordered=True, which JAX runs on one device, but its "
-        f"axis_resources compute it on {devices}. Write ordered=False, or call it without resources of a mesh"
+        f"The xmapped function {fun} has a callback or print with ordered=True, which JAX runs on "
+        f"one device, but its axis_resources compute it on {devices}. Write ordered=False, or call "
+        "it without resources of a mesh"
     )

@@ -57,6 +57,7 @@ applied to each kind by itself, and the results are added (:func:`_cases_of`, :f
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +80,7 @@ from xmap_compat.core.structured.callables import (
     positional_zero,
     staged_callable,
 )
-from xmap_compat.core.values import NamedValue
+from xmap_compat.core.values import NamedValue, union_of_names
 
 
 def cotangents_of_operands(
@@ -89,11 +90,13 @@ def cotangents_of_operands(
     differentiated.
     """
     summands: dict[int, list[NamedValue | None]] = {k: [] for k in wanted}
-    for operand_names in dict.fromkeys(names for _, names, _ in wanted.values()):
-        alike = [k for k, (_, names, _) in wanted.items() if names == operand_names]
-        for case in _cases_of(ev.view, jaxpr, residuals, cotangents, operand_names):
-            outs = _apply_rule(ev, rule, residuals, cotangents, case, alike)
-            for k in alike:
+    alike: dict[Names, list[int]] = {}  # the operands that vary over the same names
+    for k, (_, names, _) in wanted.items():
+        alike.setdefault(names, []).append(k)
+    for names, operands in alike.items():
+        for case in _cases_of(ev.view, jaxpr, residuals, cotangents, names):
+            outs = _apply_rule(ev, rule, residuals, cotangents, case, operands)
+            for k in operands:
                 summands[k].append(_cotangent_like(ev, outs[k], *wanted[k]))
     return {k: _added(terms) for k, terms in summands.items()}
 
@@ -113,16 +116,15 @@ def _cases_of(view, jaxpr, residuals, cotangents, operand_names) -> list[dict[in
       Cases, each with cotangents by the number of their result; missing ones are zero.  There is at
       least one case; cotangents of integers, and those known to be zero, are in none.
     """
-    together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - operand_names
+    together = union_of_names([*residuals, *cotangents]) - operand_names
     cases: dict[Names, dict[int, NamedValue]] = {}
-    for k, (ct, collectives) in enumerate(
-        zip(cotangents, _collectives_of_results(jaxpr), strict=True)
-    ):
-        if not is_no_array(ct):
-            summed = together - ct.names
-            cases.setdefault(summed & collectives, {})[k] = _at_first_element(
-                view, ct, summed - collectives
-            )
+    collectives_of_results = _collectives_of_results(jaxpr)
+    for k, (ct, collectives) in enumerate(zip(cotangents, collectives_of_results, strict=True)):
+        if is_no_array(ct):
+            continue
+        summed = together - ct.names
+        case = cases.setdefault(summed & collectives, {})
+        case[k] = _at_first_element(view, ct, summed - collectives)
     return list(cases.values()) or [{}]
 
 
@@ -133,20 +135,26 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
     others is used.
     """
     zeros = {k: positional_zero(ct) for k, ct in enumerate(cotangents)}
+    # The numbers of the cotangents that may not be zero.
+    nonzero = {k for k, ct in enumerate(cotangents) if not is_no_array(ct)}
 
     def rule_of_case(*args):
-        fixed, cts = args[: len(residuals)], args[len(residuals) :]
-        apply, restore = only_arrays(
-            lambda *cts: rule(*fixed, *{**zeros, **dict(zip(case, cts))}.values())
-        )
-        if all(is_no_array(ct) for k, ct in enumerate(cotangents) if k not in case):
-            return restore(apply(*cts))
-        return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, cts)), tuple(cts))[1])
+        fixed, seeds = args[: len(residuals)], args[len(residuals) :]
+
+        def of_seeds(*seeds):
+            everything = {**zeros, **dict(zip(case, seeds))}
+            return rule(*fixed, *everything.values())
+
+        apply, restore = only_arrays(of_seeds)
+        if nonzero <= case.keys():
+            return restore(apply(*seeds))
+        _, tangents = jax.jvp(apply, tuple(map(jnp.zeros_like, seeds)), tuple(seeds))
+        return restore(tangents)
 
     rule_of_case = _jax.traced_as(rule, rule_of_case)
     staged = staged_callable(ev, rule_of_case, [*residuals, *case.values()])
     # The collectives of nested xmaps over devices count each device, as these have it.
-    bound_axes = frozenset(n for n in ev.view.placements if not is_of_devices(n))
+    bound_axes = frozenset(itertools.filterfalse(is_of_devices, ev.view.placements))
     axes = collectives_in(staged.jaxpr) & bound_axes
     first = len(staged.operands) - len(case)
     if all(axes <= ct.names for ct in staged.operands[first:]):
@@ -167,19 +175,21 @@ def _apply_where_once(ev, staged, first, axes, wanted):
     names = ev.checker.check(staged.jaxpr, inputs)
     both_ways = staged.restore([once.used_both_ways(n) for n in names])
     outs: dict[Names, list[NamedValue | None]] = {}
+    found = {}
     for k in wanted:
         divided = both_ways[k] or NONE
         if divided not in outs:
-            operands = operands_divided_over(divided)
-            outs[divided] = staged.restore(evaluate_staged(ev, staged.jaxpr, operands))
-    return {k: outs[both_ways[k] or NONE][k] for k in wanted}
+            results = evaluate_staged(ev, staged.jaxpr, operands_divided_over(divided))
+            outs[divided] = staged.restore(results)
+        found[k] = outs[divided][k]
+    return found
 
 
 def _once_in(view, cotangent, axes, divided):
     """A cotangent that exists once along ``axes``; along ``divided`` each element has its part."""
-    missing = axes - cotangent.names
-    existing = dataclasses.replace(cotangent, names=once.with_once(cotangent.names, axes))
-    missing = missing & divided
+    names = once.with_once(cotangent.names, axes)
+    existing = NamedValue(cotangent.data, cotangent.dims, names)
+    missing = (axes - cotangent.names) & divided
     if not missing:
         return existing
     parts = equal_parts(view, existing, missing)
@@ -188,9 +198,12 @@ def _once_in(view, cotangent, axes, divided):
 
 def _added(values):
     first, *others = values
-    return first and dataclasses.replace(
-        first, data=sum((other.data for other in others), first.data)
-    )
+    if first is None:
+        return None
+    total = first.data
+    for other in others:
+        total = total + other.data
+    return first.with_data(total)
 
 
 def _collectives_of_results(jaxpr) -> list[Names]:
@@ -208,10 +221,12 @@ def _at_first_element(view, value, names):
     """A value that is set to zero except at the first element of axes that it did not vary over."""
     if not names:
         return value
-    index = index_of(view, [n for n in view.placements if n in names])
-    return apply_positional(
-        view, lambda x, i: jnp.where(i == 0, x, jnp.zeros_like(x)), value, index
-    )
+
+    def at_first(x, index):
+        return jnp.where(index == 0, x, jnp.zeros_like(x))
+
+    ordered = [n for n in view.placements if n in names]
+    return apply_positional(view, at_first, value, index_of(view, ordered))
 
 
 def _knowing_once(ev: Evaluator, axes: Names) -> Evaluator:
@@ -230,8 +245,10 @@ def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> Nam
     """
     if cotangent is None:
         return None
-    cotangent = dataclasses.replace(cotangent, names=once.without_once(cotangent.names))
-    if extra := cotangent.names - names:
+    varied = once.without_once(cotangent.names)
+    cotangent = NamedValue(cotangent.data, cotangent.dims, varied)
+    extra = varied - names
+    if extra:
         cotangent = sum_over(ev.view, cotangent, sorted(extra, key=str))
     cotangent = laid_out(ev.view, cotangent, dims, names)
-    return dataclasses.replace(cotangent, data=lax.convert_element_type(cotangent.data, dtype))
+    return cotangent.with_data(lax.convert_element_type(cotangent.data, dtype))

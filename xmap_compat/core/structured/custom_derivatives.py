@@ -26,7 +26,7 @@ from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
 from xmap_compat.core.trace import call_without_axes
-from xmap_compat.core.values import NamedValue, is_smooth, split
+from xmap_compat.core.values import NamedValue, is_smooth, names_of_each, split, union_of_names
 
 
 def custom_jvp(
@@ -42,13 +42,14 @@ def custom_jvp(
       Results in the canonical layout of what each varies over.  A tangent is laid out as its
       primal; one that varies over more is refused, since the result has no place for it.
     """
-    names = ev.checker.equation(eqn, [v.names for v in operands])
+    names = ev.checker.equation(eqn, names_of_each(operands))
     operands = cast_alike(ev.view, operands)
     inexact = [is_smooth(v.aval) for v in eqn.outvars]
 
     def over_names(primals, outs):
         """Results that vary as their names say, and as the operands do."""
-        return cast_alike(ev.view, [*primals, *ev.laid_out(outs, names)])[len(primals) :]
+        together = cast_alike(ev.view, [*primals, *ev.laid_out(outs, names)])
+        return together[len(primals) :]
 
     def values_of(operands):
         return over_names(operands, ev.evaluate(call.body, operands))
@@ -59,41 +60,45 @@ def custom_jvp(
 
     @functools.partial(fun.defjvp, symbolic_zeros=call.symbolic_zeros)
     def jvp(primals, tangents):
-        outs = evaluate_callable(ev, call.rule, [*primals, *tangents])
-        out_primals = itertools.compress(over_names(primals, outs[: len(names)]), inexact)
-        out_tangents = itertools.compress(outs[len(names) :], inexact)
-        pairs = [
-            (primal, _tangent_like(ev, primal, t, eqn, call.symbolic_zeros))
-            for primal, t in zip(out_primals, out_tangents)
-        ]
-        return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
+        found = evaluate_callable(ev, call.rule, [*primals, *tangents])
+        outs = over_names(primals, found[: len(names)])
+        out_primals = list(itertools.compress(outs, inexact))
+        out_tangents = []
+        for primal, tangent in zip(out_primals, itertools.compress(found[len(names) :], inexact)):
+            out_tangents.append(_tangent_like(ev, primal, tangent, eqn, call.symbolic_zeros))
+        return out_primals, out_tangents
 
-    differentiable = iter(fun(*operands))
+    differentiable = fun(*operands)
     if all(inexact):
-        return list(differentiable)
+        return differentiable
     # Tangents of integers have no type that fits inside of a typed shard_map (jax 0.10): they stay
     # out of the rule.
-    constant = values_of([dataclasses.replace(v, data=lax.stop_gradient(v.data)) for v in operands])
-    return [next(differentiable) if smooth else value for value, smooth in zip(constant, inexact)]
+    results = values_of([v.with_data(lax.stop_gradient(v.data)) for v in operands])
+    for k, value in zip(itertools.compress(range(len(inexact)), inexact), differentiable):
+        results[k] = value
+    return results
 
 
 def _tangent_like(ev, primal, tangent, eqn, symbolic_zeros):
-    if tangent is None and not symbolic_zeros:  # of a root's auxiliary output
-        zero = dataclasses.replace(primal, data=jnp.zeros_like(primal.data))
-        return cast_alike(ev.view, [primal, zero])[1]
-    if tangent is None:
-        return dataclasses.replace(
-            primal, data=SymbolicZero(jax.typeof(primal.data).to_tangent_aval())
-        )
-    if not tangent.names <= primal.names:
-        raise _tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
-    return cast_alike(ev.view, [primal, laid_out(ev.view, tangent, primal.dims, primal.names)])[1]
+    if tangent is None and symbolic_zeros:
+        zero = SymbolicZero(jax.typeof(primal.data).to_tangent_aval())
+        return primal.with_data(zero)
+    if tangent is None:  # of a root's auxiliary output
+        like_primal = primal.with_data(jnp.zeros_like(primal.data))
+    elif tangent.names <= primal.names:
+        like_primal = laid_out(ev.view, tangent, primal.dims, primal.names)
+    else:
+        extra = tangent.names - primal.names
+        raise _tangent_varies_more(extra, _jax.where_in_user_code(eqn))
+    _, cast = cast_alike(ev.view, [primal, like_primal])
+    return cast
 
 
 def _tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
     return TypeError(
-        f"The custom_jvp rule used at {where} returns a tangent that varies over {quoted(extra)} for an output that "
-        "does not. Reduce it over these axes in the rule (e.g. with lax.psum), or use the operand in the function"
+        f"The custom_jvp rule used at {where} returns a tangent that varies over {quoted(extra)} "
+        "for an output that does not. Reduce it over these axes in the rule (e.g. with lax.psum), "
+        "or use the operand in the function"
     )
 
 
@@ -121,7 +126,7 @@ def custom_vjp(
 
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]
-        primals = [dataclasses.replace(v, data=v.data.value) for v in flagged]
+        primals = [v.with_data(v.data.value) for v in flagged]
         returned: list[Any] = []
 
         def run(*primals):
@@ -132,18 +137,14 @@ def custom_vjp(
         num_residuals = len(outs) - len(names)
         _, _, forwarded = layout()
         residuals, constants = _split_residuals(primals, outs, returned, forwarded)
-        differentiated = {
-            k: None for k, is_perturbed in enumerate(perturbed) if is_perturbed
-        }  # its keys are static
+        # Its keys are static: {0: None, 2: None}.
+        differentiated = dict.fromkeys(itertools.compress(range(len(flagged)), perturbed))
         return ev.laid_out(outs[num_residuals:], names), (residuals, constants, differentiated)
 
     def bwd(kept, cotangents):
         residuals, constants, differentiated = kept
         if not call.symbolic_zeros:
-            cotangents = [
-                dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data))
-                for ct in cotangents
-            ]
+            cotangents = [ct.with_data(_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
         # For no other operands: constants of a branch that not all devices take must not need a sum
         # over devices.
         wanted = {k: layouts[k] for k in differentiated}
@@ -208,10 +209,9 @@ def linear_call(
     ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any
 ) -> list[NamedValue]:
     """A ``linear_call``, whose transpose JAX traces when it differentiates."""
-    advice = _NAMES_IN_LINEAR_CALL
 
     def trace(transpose):
-        return call_without_axes(transpose, advice, ev.view.in_our_shard_map)
+        return call_without_axes(transpose, _NAMES_IN_LINEAR_CALL, ev.view.in_our_shard_map)
 
     return bind_ordinary(ev.view, _jax.with_traced_transpose(eqn, trace), operands)
 
@@ -224,19 +224,19 @@ def custom_vmap(
 
     The function itself if nothing varies, or if it calls Python.
     """
-    inputs = [v.names for v in operands]
-    axes = batched_axes(frozenset().union(*inputs), ev.view.placements)
+    view = ev.view
+    inputs = names_of_each(operands)
+    names = union_of_names(operands)
+    axes = batched_axes(names, view.placements)
     if not axes or not takes_whole_axes(eqn):
-        names = frozenset().union(*inputs)
-        return [cast_to(ev.view, out, names) for out in ev.evaluate(call.body, operands)]
+        return [cast_to(view, out, names) for out in ev.evaluate(call.body, operands)]
     for name in axes:
-        if ev.view.placements[name].loops:
+        if view.placements[name].loops:
             raise combined_in_loop(eqn, name, ev.checker.where(eqn))
     results = ev.checker.by_batching_rule(eqn, inputs)
     batched = ev.checker.trace_by_rule(eqn, inputs, results)
-    whole = [_whole(ev.view, v, axes) for v in operands]
-    outs = ev.evaluate(batched, whole)
-    return [_local_elements(ev.view, out, axes, names) for out, names in zip(outs, results)]
+    outs = ev.evaluate(batched, [_whole(view, v, axes) for v in operands])
+    return [_local_elements(view, out, axes, varied) for out, varied in zip(outs, results)]
 
 
 def _whole(view, value, axes):
@@ -245,11 +245,13 @@ def _whole(view, value, axes):
     if not names:
         return value
     gathered = gather_over(view, laid_out_over(view, value, value.names), names)
-    sizes = [view.placements[n].size for n in names]
+    # The gathered dimension becomes one for each axis.
     at = gathered.dims.index(None)
-    shape = (*gathered.data.shape[:at], *sizes, *gathered.data.shape[at + 1 :])
-    dims = (*gathered.dims[:at], *(None for _ in names), *gathered.dims[at + 1 :])
-    return NamedValue(_jax.reshaped(gathered.data, shape), dims, gathered.names)
+    shape = list(gathered.data.shape)
+    shape[at : at + 1] = [view.placements[n].size for n in names]
+    dims = list(gathered.dims)
+    dims[at : at + 1] = [None] * len(names)
+    return NamedValue(_jax.reshaped(gathered.data, tuple(shape)), tuple(dims), gathered.names)
 
 
 def _local_elements(view, value, axes, names):
@@ -267,43 +269,49 @@ def linear_solve(
     share all names.
     """
     # Auxiliary results may vary over axes that no operand has.
-    names = ev.checker.equation(eqn, [v.names for v in operands])[0]
+    names, *_ = ev.checker.equation(eqn, names_of_each(operands))
     # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
     operands = [cast_to(ev.view, v, names) for v in operands]
     matvec_consts, _, solve_consts, transpose_consts, b = split(operands, *solve.lengths)
+    has_aux = len(solve.solve.out_avals) > len(b)
 
-    def run(jaxpr, consts):
-        def apply(x):
-            outs = ev.evaluate(jaxpr, [*consts, *x])
-            return ev.laid_out(outs, [names] * len(outs))
+    def run(jaxpr, consts, x):
+        outs = ev.evaluate(jaxpr, [*consts, *x])
+        return ev.laid_out(outs, [names] * len(outs))
 
-        return apply
+    def matvec(x):
+        return run(solve.matvec, matvec_consts, x)
 
     def solver(jaxpr, consts):
         def apply(_, rhs):
-            outs = run(jaxpr, consts)(rhs)
-            return (outs[: len(rhs)], outs[len(rhs) :]) if len(outs) > len(rhs) else outs
+            outs = run(jaxpr, consts, rhs)
+            if len(outs) == len(rhs):
+                return outs
+            return outs[: len(rhs)], outs[len(rhs) :]
 
         return apply
 
-    has_aux = len(solve.solve.out_avals) > len(b)
-    transpose = (
-        None if solve.transpose_solve is None else solver(solve.transpose_solve, transpose_consts)
-    )
-    b = ev.laid_out(b, [names] * len(b))
-    solving = solver(solve.solve, solve_consts)
-    symmetric = solve.vecmat is solve.matvec
+    transpose_solve = None
+    if solve.transpose_solve is not None:
+        transpose_solve = solver(solve.transpose_solve, transpose_consts)
     outs = lax.custom_linear_solve(
-        run(solve.matvec, matvec_consts), b, solving, transpose, symmetric, has_aux
+        matvec,
+        ev.laid_out(b, [names] * len(b)),
+        solver(solve.solve, solve_consts),
+        transpose_solve,
+        symmetric=solve.vecmat is solve.matvec,
+        has_aux=has_aux,
     )
-    return [*outs[0], *outs[1]] if has_aux else outs
+    if not has_aux:
+        return outs
+    solution, aux = outs
+    return [*solution, *aux]
 
 
 def operation(
     ev: Evaluator, held: _jax.HijaxOperation, operands: Sequence[NamedValue], eqn: Any
 ) -> list[NamedValue]:
     """An operation that holds functions, and its rule, as those of a ``jax.custom_jvp``."""
-    body = ev.stage(
-        held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    )
+    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    body = ev.stage(held.apply, types)
     return custom_jvp(ev, _jax.CustomJvp(body, held.rule, symbolic_zeros=False), operands, eqn)

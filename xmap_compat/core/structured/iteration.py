@@ -18,12 +18,12 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.bodies import carry_of
 from xmap_compat.core.collectives import collectives_in
-from xmap_compat.core.device import cast_as, laid_out
+from xmap_compat.core.device import cast_as, laid_out, laid_out_over
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import Names, flow_through
 from xmap_compat.core.structured.branches import select
 from xmap_compat.core.structured.callables import communicates
-from xmap_compat.core.values import NamedValue, split
+from xmap_compat.core.values import NamedValue, names_of_each, split, without_dims
 
 
 def scan(
@@ -41,7 +41,8 @@ def scan(
       layout from the start, since its type must be the same in every iteration.
     """
     consts, carry, xs = split(operands, scan.num_consts, scan.num_carry)
-    names = flow_through(ev.checker, scan, [v.names for v in operands]).operands[carry_of(scan)]
+    flow = flow_through(ev.checker, scan, names_of_each(operands))
+    names = flow.operands[carry_of(scan)]
     first = ev.laid_out(carry, names)
 
     def body(carry, slices):
@@ -49,11 +50,19 @@ def scan(
         return ev.laid_out(outs[: scan.num_carry], names), outs[scan.num_carry :]
 
     scanned = [_scanned_first(x) for x in xs]
-    slices = lambda: [dataclasses.replace(x, data=x.data[0]) for x in scanned]  # noqa: E731
-    first = _settled(ev, lambda carry: body(carry, slices())[0], first) if scan.length else first
-    options = {"length": scan.length, "reverse": scan.reverse, "unroll": scan.unroll}
-    last, ys = lax.scan(body, first, scanned, **options)
-    return [*last, *(NamedValue(y.data, (None, *y.dims), y.names) for y in ys)]
+    if scan.length:
+
+        def step(carry):
+            slices = [x.with_data(x.data[0]) for x in scanned]
+            carry, _ = body(carry, slices)
+            return carry
+
+        first = _settled(ev, step, first)
+    last, ys = lax.scan(
+        body, first, scanned, length=scan.length, reverse=scan.reverse, unroll=scan.unroll
+    )
+    stacked = [NamedValue(y.data, (None, *y.dims), y.names) for y in ys]
+    return [*last, *stacked]
 
 
 def _settled(
@@ -65,16 +74,16 @@ def _settled(
     Its type must be the same in each iteration.  (The type check of the program finds the axes
     that the xmap binds.)
     """
-    while ev.view.in_users_shard_map:
+    if not ev.view.in_users_shard_map:
+        return carry
+    while True:
         before = [_jax.varying_axes(v.data) for v in carry]
-        types = jax.make_jaxpr(step)(carry).out_avals
-        after = [
-            axes | _jax.varying_axes_of(aval) for axes, aval in zip(before, types, strict=True)
-        ]
+        after = []
+        for axes, aval in zip(before, jax.make_jaxpr(step)(carry).out_avals, strict=True):
+            after.append(axes | _jax.varying_axes_of(aval))
         if after == before:
-            break
+            return carry
         carry = cast_as(ev.view, carry, after)
-    return carry
 
 
 def _scanned_first(value: NamedValue) -> NamedValue:
@@ -82,8 +91,10 @@ def _scanned_first(value: NamedValue) -> NamedValue:
     it.
     """
     at = value.positional_dims()[0]
-    data = jnp.moveaxis(value.data, at, 0) if at else value.data
-    return NamedValue(data, (*value.dims[:at], *value.dims[at + 1 :]), value.names)
+    data = value.data
+    if at > 0:
+        data = jnp.moveaxis(data, at, 0)
+    return NamedValue(data, without_dims(value.dims, [at]), value.names)
 
 
 def while_loop(
@@ -104,17 +115,24 @@ def while_loop(
     condition_consts, body_consts, init = split(
         operands, loop.num_condition_consts, loop.num_body_consts
     )
-    _, names, varying = flow_through(ev.checker, loop, [v.names for v in operands])
+    _, names, varying = flow_through(ev.checker, loop, names_of_each(operands))
     ev = dataclasses.replace(ev, diverging=ev.diverging | varying)
-    condition = lambda carry: ev.evaluate(loop.condition, [*condition_consts, *carry])[0]  # noqa: E731
-    step = lambda carry: ev.laid_out(ev.evaluate(loop.body, [*body_consts, *carry]), names)  # noqa: E731
+
+    def condition(carry):
+        (pending,) = ev.evaluate(loop.condition, [*condition_consts, *carry])
+        return pending
+
+    def step(carry):
+        return ev.laid_out(ev.evaluate(loop.body, [*body_consts, *carry]), names)
+
     first = ev.laid_out(init, names)
     together = communicates(ev, loop.condition, loop.body)
-    batched = loop.condition.out_avals[0].shape or ev.view.local_names(varying)
+    (pending_type,) = loop.condition.out_avals
+    batched = pending_type.shape or ev.view.local_names(varying)
     if not batched and not (varying and together):
         first = _settled(ev, step, first)
         return lax.while_loop(lambda carry: condition(carry).data, step, first)
-    asked_again = any(not ev.view.is_bound(n) for n in collectives_in(loop.condition))
+    asked_again = not all(map(ev.view.is_bound, collectives_in(loop.condition)))
     return _while_any(_Condition(ev, condition, varying, together), step, first, asked_again)
 
 
@@ -133,10 +151,13 @@ class _Condition:
 
     def __call__(self, carry: Sequence[NamedValue]) -> tuple[Any, NamedValue]:
         """Whether any element goes on, and which do."""
-        (pending,) = self.ev.laid_out([self.condition(carry)], [self.varying])
+        view = self.ev.view
+        pending = laid_out_over(view, self.condition(carry), self.varying)
         left = pending.data.any()
-        axes = self.ev.view.mesh_axes_of(self.varying) if self.together else ()
-        return lax.pmax(left.astype(np.int32), axes) > 0 if axes else left, pending
+        axes = view.mesh_axes_of(self.varying)
+        if self.together and axes:
+            left = lax.pmax(left.astype(np.int32), axes) > 0
+        return left, pending
 
 
 def _while_any(condition: _Condition, step, first, asked_again: bool):
@@ -144,29 +165,32 @@ def _while_any(condition: _Condition, step, first, asked_again: bool):
     computed again.
 
     A loop (or ``vmap``) around this one may need the condition of stopped elements, if the
-    condition has a collective
-    over its axes: then the condition is computed where the loop needs it, and once more for the
-    selection.
+    condition has a collective over its axes: then the condition is computed where the loop needs
+    it, and once more for the selection.
     """
+    ev = condition.ev
 
     def advance(pending, carry):
-        stepped = [
-            select(condition.ev, pending, [old, new]) for old, new in zip(carry, step(carry))
-        ]
-        return [
-            laid_out(condition.ev.view, new, old.dims, old.names)
-            for old, new in zip(carry, stepped)
-        ]
+        selected = []
+        for old, new in zip(carry, step(carry)):
+            selected.append(select(ev, pending, [old, new]))
+        settled = []
+        for old, new in zip(carry, selected):
+            settled.append(laid_out(ev.view, new, old.dims, old.names))
+        return settled
 
-    first = _settled(condition.ev, lambda carry: advance(condition(carry)[1], carry), first)
+    def step_all(carry):
+        _, pending = condition(carry)
+        return advance(pending, carry)
+
+    first = _settled(ev, step_all, first)
     if asked_again:
-        return lax.while_loop(
-            lambda c: condition(c)[0], lambda c: advance(condition(c)[1], c), first
-        )
+        return lax.while_loop(lambda carry: condition(carry)[0], step_all, first)
 
     def body(current):
         _, pending, carry = current
         carry = advance(pending, carry)
         return *condition(carry), carry
 
-    return lax.while_loop(lambda current: current[0], body, (*condition(first), first))[2]
+    last = lax.while_loop(lambda current: current[0], body, (*condition(first), first))
+    return last[2]

@@ -19,11 +19,9 @@ from xmap_compat.core.structured.callbacks import CALLBACKS, call_python
 
 
 def _call(ev: Evaluator, call: _jax.Call, operands, eqn):
-    return (
-        ev.evaluate(call.body, operands)
-        if call.name is None
-        else ev.call(call.body, operands, call.name)
-    )
+    if call.name is None:
+        return ev.evaluate(call.body, operands)
+    return ev.call(call.body, operands, call.name)
 
 
 def _checkpoint(ev: Evaluator, call: _jax.Checkpoint, operands, eqn):
@@ -35,7 +33,8 @@ def _expanded(ev: Evaluator, call: _jax.Expanded, operands, eqn):
 
 
 def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
-    if ev.view.typed or collectives_in(call.body) & set(ev.view.placements):
+    names_axes = collectives_in(call.body) & ev.view.placements.keys()
+    if ev.view.typed or names_axes:
         raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
     if _jax.has_custom_batching(eqn):
         return ev.by_batching_rule(eqn, operands)
@@ -47,21 +46,19 @@ def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
 
 def _sharding_constraint(ev: Evaluator, _: None, operands, eqn):
     """Inside our shard_map each device already holds its part: a constraint has no effect there."""
-    return (
-        list(operands)
-        if ev.view.typed
-        else bind_named(ev.view, eqn.primitive, operands, eqn.params)
-    )
+    if ev.view.typed:
+        return list(operands)
+    return bind_named(ev.view, eqn.primitive, operands, eqn.params)
 
 
 def _device_put(ev: Evaluator, _: None, operands, eqn):
     """Treat shardings as constraints; leave other places (a device, a kind of memory) to JAX."""
-    shardings = (isinstance(place, jax.sharding.NamedSharding) for place in eqn.params["devices"])
-    return (
-        list(operands)
-        if ev.view.typed and any(shardings)
-        else bind_ordinary(ev.view, eqn, operands)
+    is_constraint = any(
+        isinstance(place, jax.sharding.NamedSharding) for place in eqn.params["devices"]
     )
+    if ev.view.typed and is_constraint:
+        return list(operands)
+    return bind_ordinary(ev.view, eqn, operands)
 
 
 STRUCTURED: Mapping[Any, Rule] = {
@@ -78,7 +75,8 @@ STRUCTURED: Mapping[Any, Rule] = {
     _jax.Expanded: _expanded,
     _jax.ShardMap: _shard_map,
     **dict.fromkeys(CALLBACKS, call_python),
-    **dict.fromkeys(("sharding_constraint", "reshard"), _sharding_constraint),
+    "sharding_constraint": _sharding_constraint,
+    "reshard": _sharding_constraint,
     "device_put": _device_put,
     "linear_call": custom_derivatives.linear_call,
 }

@@ -1,39 +1,34 @@
-"""Why a program is not patched, or one of its constructions stays as it is."""
+"""Why a program is not patched, or one of its xmap calls stays as it is."""
 
 # Programs and options
 NO_PROGRAM = "no program is given"
-NOT_READ = "{name} cannot be read: {error}. Nothing is run"
-NO_CALL = "{name} ended {how} {when}. Nothing is patched"
-BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function"
-CALLED_NONE = "and called no xmapped function"
-UNVERIFIED_WOULD = "; --unverified edits the xmaps that this run does not make: {where}"
+NOT_READ = "{} cannot be read: {}. Nothing is run"
+NO_CALL = "{name} ended {how} {when}"
+BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function. Nothing is patched"
+CALLED_NONE = "and called no xmapped function. Nothing is patched"
+UNVERIFIED_WOULD = "; --unverified edits the xmaps that this run does not make: {}"
 TOO_MANY_FILES = "{folder} has more than {most} files, too many to run in a copy: start in the folder of the program"
 INTERNAL = "leave itself fails, with {error}: please report the program. Nothing is written"
 
 # Files
-CHANGED_WHILE_IT_RAN = "{path} changed while the program ran. Nothing is written: run leave again"
 CHANGED = "{path} has changed since it was read. Nothing is written: run leave again"
 READ_ONLY = (
     "{path} is read-only. Nothing is written: make it writable, or save the patch with --diff FILE"
 )
 UNCOMMITTED = "{path} has changes that git has not committed. Nothing is written: commit them, or give --force"
 NOT_WRITTEN = "Nothing is written: {error}"
-DOES_NOT_COMPILE = (
-    "{path} would not be valid Python: {error}. Nothing is written: please report the program"
-)
 LOST = "the edited calls of xmap are not found again in {path}. Nothing is written: please report the program"
 
 ENVIRONMENT = "{where} sets thread_resources.env. Nothing is written: write `with mesh:` there"
 FIRST_PRINTS = "--- the program with xmap prints:"
+SECOND_PRINTS = "--- the edited program prints:"
+WITH_MESH = "JAX deprecates `with mesh:` ({where}): write `with jax.set_mesh(mesh):`"
 LEFT = "The program still needs xmap_compat, for {}"
-MORE_LEFT = ", and {} more, which `check` lists"
 
-# Constructions that stay
+# Xmap calls that stay
 NOT_OF_THE_PROGRAM = (
     "it is in generated code or in another package, {file}: write it into a file of the program"
 )
-RAISES = "its call raises {error}"
-SEVERAL = "several calls of xmap begin here: put each in a line of its own"
 NO_XMAP_HERE = "no call of xmap is in this line: write `xmap(...)` where it is made"
 NAMED_LOOP = (
     "its axis is on the loop {name} of `serial_loop`: write SerialLoop(length) in axis_resources"
@@ -44,10 +39,9 @@ LACKS = (
     "the collective at {where} is over {name}, which its operand lacks, and {other}, which it has, is on the same mesh "
     "axis: give the axes other resources, or write what it computes, of one value for all elements"
 )
-NOT_NAMED = "{where}: `{text}` is over a named axis, and the edit cannot name it: {remedy}"
-BY_NAME = "write `{}(...)` there"
-BY_COLLECTIVES = (
-    "JAX lacks it, so write it with lax.psum, lax.pmax, lax.pdot, lax.all_gather or lax.axis_index"
+NOT_NAMED = (
+    "{where}: `{text}` is over a named axis, and the edit cannot name it: call lax.psum, lax.pmax, lax.pdot, "
+    "lax.all_gather, or another collective of jax.lax, by its name"
 )
 OF_ONE_NAME = (
     "{where}: `{text}` names an axis that has the name of a mesh axis, and would reduce a part, silently: rename the "
@@ -56,11 +50,13 @@ OF_ONE_NAME = (
 IN_ONE_THAT_STAYS = (
     "it is called in the body of the xmap at {where}, which stays: JAX does not nest shard_map so"
 )
-IN_ANOTHER_PROGRAM = "{where} calls it in the body of an xmap: JAX does not nest shard_map so. Leave that program first"
+IN_ANOTHER_PROGRAM = (
+    "{where} uses it beside an xmap, and JAX does not nest shard_map so: leave that program first"
+)
 
 # Recording and verifying
 NOT_REPEATED = "a recorded call cannot be repeated: {error}"
-NO_MEMORY = "its arguments are larger than --memory"
+NO_MEMORY = "the recorded arguments have more than 1 GiB: take smaller sizes"
 FOUND_TO_DIFFER = "differs when it is run: {}"
 AT_LINE = "differs when it is run: {} at {}: `{}`"
 _LATE = "In a rule of a jax.custom_vjp"  # in an error of the helper
@@ -69,12 +65,14 @@ LATE_RULE = (
     "of the rule"
 )
 DIES = "differs when it is run: the process ends, or hangs for {seconds:.0f} s"
+VERIFIED = "verified on {}"
+VERIFIED_INSIDE = "verified inside of another"
 NEVER_CALLED = "not verified: never called"
 NEVER_MADE = "not verified: this run does not make it (--unverified edits it too)"
 NOT_VERIFIED = "not verified: {}"
-ENDED = "the edited program ended with {}, and the one with xmap with {}"
+ENDED = "not verified: the edited program ended with {}, and the one with xmap with {}"
 NO_ERROR = "no error"
-TOO_FEW = "of its recorded calls, {agreed} of {recorded} were found again"
+NOT_MADE_AGAIN = "a recorded call is not made again"
 NONE_RECORDED = "none of its calls could be recorded"
 
 

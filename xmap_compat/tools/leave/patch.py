@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from xmap_compat.tools.leave import messages
 
-MOST_FILES, LARGE = 20_000, 1 << 20
+MOST_FILES = 20_000
+LARGE = 1 << 20
+SCRATCH = "xmap_compat-leave-"  # how the name of the folder of copies begins
+_NO_END = b"\n\\ No newline at end of file\n"
 # What each file held when it was read, None if it is new, and what it is to hold.
 Changes = Mapping[str, tuple[bytes | None, bytes]]
 
@@ -31,10 +33,11 @@ def mirror(folders: Sequence[str], tree: str) -> dict[str, str]:
     out.
     """
     copies: dict[str, str] = {}
-    for folder in dict.fromkeys(folders):
-        if not any(folder != other and _is_within(folder, other) for other in folders):
+    for folder in sorted({*folders}):
+        # An outer folder comes first.
+        if not any(_is_within(folder, other) for other in copies):
             copies[folder] = os.path.join(tree, str(len(copies)))
-            _copy_folder(folder, copies[folder], tree)
+            _copy_folder(folder, copies[folder])
     return copies
 
 
@@ -42,10 +45,10 @@ def _is_within(path: str, folder: str) -> bool:
     return path.startswith(os.path.join(folder, ""))
 
 
-def _copy_folder(folder: str, copy: str, tree: str) -> None:
-    count, real = 0, os.path.realpath(folder)
+def _copy_folder(folder: str, copy: str) -> None:
+    count = 0
     for directory, names, files in os.walk(folder):
-        names[:] = [name for name in names if _is_copied(os.path.join(directory, name), tree)]
+        names[:] = [name for name in names if _is_copied(os.path.join(directory, name))]
         target = os.path.join(copy, os.path.relpath(directory, folder))
         os.makedirs(target, exist_ok=True)
         count += len(files)
@@ -53,58 +56,44 @@ def _copy_folder(folder: str, copy: str, tree: str) -> None:
             raise Refused(messages.TOO_MANY_FILES.format(folder=folder, most=MOST_FILES))
         for name in files:
             path = os.path.realpath(os.path.join(directory, name))
-            with contextlib.suppress(OSError):  # a broken link, a socket
-                _copy(path, os.path.join(target, name), _is_within(path, real))
+            if not os.path.isfile(path):  # a broken link, a socket
+                continue
+            # Files of others, which may be links here, are not edited.
+            is_small = path.endswith(".py") or os.path.getsize(path) < LARGE
+            make = shutil.copyfile if is_small and _is_within(path, folder) else os.symlink
+            with contextlib.suppress(OSError):  # a file that cannot be read
+                make(path, os.path.join(target, name))
 
 
-def _is_copied(folder: str, tree: str) -> bool:
+def _is_copied(folder: str) -> bool:
     name = os.path.basename(folder)
     is_hidden = name.startswith(".") or name in ("__pycache__", "node_modules")
     is_environment = os.path.exists(os.path.join(folder, "pyvenv.cfg"))
-    return not (is_hidden or is_environment or _is_within(tree, os.path.realpath(folder)))
-
-
-def _copy(path: str, target: str, is_own: bool) -> None:
-    """Copy a file, or link it: large files, and those of others, of which none is edited."""
-    if not os.path.isfile(path):
-        return
-    is_small = path.endswith(".py") or os.path.getsize(path) < LARGE
-    if is_own and is_small:
-        shutil.copyfile(path, target)
-    else:
-        os.symlink(path, target)
+    is_copy = name.startswith(SCRATCH)
+    return not (is_hidden or is_environment or is_copy)
 
 
 # ---- diff and writing
 
 
-def diff(changes: Changes) -> str:
+def diff(changes: Changes) -> bytes:
     """A patch that ``git apply`` takes at the top of the tree."""
-    parts = [_diff_of(path, before, after) for path, (before, after) in sorted(changes.items())]
-    return "".join(parts)
-
-
-def _diff_of(path: str, before: bytes | None, after: bytes) -> str:
-    top = _git(path, "rev-parse", "--show-toplevel") or os.getcwd()
-    name = os.path.relpath(os.path.realpath(path), os.path.realpath(top)).replace(os.sep, "/")
-    names = "/dev/null" if before is None else f"a/{name}", f"b/{name}"
-    old, new = _lines(before or b""), _lines(after)
-    text = ""
-    for line in difflib.unified_diff(old, new, *names):
-        text += line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-    return text
-
-
-def _lines(data: bytes) -> list[str]:
-    return re.findall(r"[^\n]*\n|[^\n]+$", data.decode("utf-8", "surrogateescape"))
+    lines: list[bytes] = []
+    for path, (before, after) in sorted(changes.items()):
+        top = _git(path, "rev-parse", "--show-toplevel") or os.getcwd()
+        name = os.fsencode(os.path.relpath(os.path.realpath(path), os.path.realpath(top)))
+        old_name = b"/dev/null" if before is None else b"a/" + name
+        texts = (data.splitlines(keepends=True) for data in (before or b"", after))
+        lines += difflib.diff_bytes(difflib.unified_diff, *texts, old_name, b"b/" + name)
+    return b"".join(line if line.endswith(b"\n") else line + _NO_END for line in lines)
 
 
 def _git(path: str, *args: str) -> str:
     """What git says in the folder of a file; empty if it cannot."""
-    with contextlib.suppress(OSError):
-        command = ["git", "-C", os.path.dirname(path), *args]
-        done = subprocess.run(command, capture_output=True, text=True)
-        return done.stdout.strip("\n") if done.returncode == 0 else ""
+    command = ["git", "-C", os.path.dirname(path), *args]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip("\n")
     return ""
 
 
@@ -112,55 +101,37 @@ def write(changes: Changes, force: bool = False) -> None:
     """Write all files or none; refuse what cannot be written, or should not."""
     for path, (before, _) in changes.items():
         _check(path, before, force)
-    ready: dict[str, str] = {}
+    begun = []
     try:
         for path, (_, after) in changes.items():
-            ready[path] = _beside(os.path.realpath(path), after)
-        for path, new in ready.items():
-            os.replace(new, os.path.realpath(path))
+            begun.append(path)
+            write_file(path, after)
     except OSError as error:
-        for path, new in ready.items():
-            if not os.path.exists(new):
-                _put_back(os.path.realpath(path), changes[path][0])
+        for path in begun:
+            before, _ = changes[path]
+            if before is None:
+                Path(path).unlink(missing_ok=True)
+            else:
+                write_file(path, before)
         raise Refused(messages.NOT_WRITTEN.format(error=error)) from None
-    finally:
-        for new in filter(os.path.exists, ready.values()):
-            os.unlink(new)
+
+
+def write_file(path: str, data: bytes) -> None:
+    Path(path).write_bytes(data)
 
 
 def _check(path: str, before: bytes | None, force: bool) -> None:
-    if (contents(path) if os.path.lexists(path) else None) != before:
+    now = contents(path) if os.path.lexists(path) else None
+    if now != before:
         raise Refused(messages.CHANGED.format(path=path))
     if before is None:
         return
-    may = os.access(path, os.W_OK) and os.stat(path).st_mode & stat.S_IWUSR
-    if not may:
+    if not (os.access(path, os.W_OK) and os.stat(path).st_mode & stat.S_IWUSR):
         raise Refused(messages.READ_ONLY.format(path=path))
     if not force and _git(path, "status", "--porcelain", "--", path):
         raise Refused(messages.UNCOMMITTED.format(path=path))
 
 
-def _put_back(path: str, before: bytes | None) -> None:
-    if before is None:
-        os.unlink(path)
-    else:
-        os.replace(_beside(path, before), path)
-
-
 def contents(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
-
-
-def _beside(path: str, data: bytes) -> str:
-    """A new file in the same folder, with the same mode, which can take the place of the other in
-    one step.
-    """
-    handle, name = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".leave")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    if os.path.exists(path):
-        shutil.copymode(path, name)
-    else:
-        os.chmod(name, 0o644)
-    return name

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from xmap_compat.tools.leave.helper_text import helper_text
+from xmap_compat.tools.leave.patch import contents
 
 _OURS = b"def axes_of("
 
@@ -16,15 +18,20 @@ class Helper:
     Attributes:
       path: the file.
       module: its whole name.
+      before: what it holds, if it is there.
     """
 
-    def __init__(self, contents: Mapping[str, bytes], modules: Mapping[str, str], beside: str):
-        self._modules, self._beside, self._contents = modules, beside, contents
-        self.path, self.module, self.before = "", "", None
-        for path, data in contents.items():
-            if os.path.basename(path).startswith("named_axes") and _OURS in data:
-                self.path, self.before = path, data
-                self.module = modules[path] or _stem(path)
+    def __init__(self, files: Mapping[str, bytes], modules: Mapping[str, str], beside: str):
+        self._modules = modules
+        self._beside = beside
+        self.path = ""
+        self.module = ""
+        self.before: bytes | None = None
+        for path, data in files.items():
+            if Path(path).name.startswith("named_axes") and _OURS in data:
+                self.path = path
+                self.module = modules[path] or Path(path).stem
+                self.before = data
 
     def settle(self, edited: Sequence[str]) -> None:
         """Find its place: in the package of the edited files, or beside those that others
@@ -32,60 +39,45 @@ class Helper:
         """
         if self.before is not None:
             return
-        others = [path for path in edited if self._modules.get(path, "") not in ("", "__main__")]
-        folder, package = self._beside, ""
-        packaged = [path for path in edited if self._package(path)]
-        if packaged:
-            first = packaged[0]
-            package = self._package(first).partition(".")[0]
-            folder = os.path.dirname(first)
-            for _ in range(self._package(first).count(".")):
-                folder = os.path.dirname(folder)
-        elif others:
-            folder = os.path.dirname(others[0])
-        self.path = _free(folder)
-        self.module = f"{package}.{_stem(self.path)}".lstrip(".")
+        folder = self._beside
+        package = ""
+        imported = [path for path in edited if self._modules.get(path, "") not in ("", "__main__")]
+        packaged = [path for path in imported if self._package(path)]
+        for path in packaged[:1] or imported[:1]:
+            package, *inner = self._package(path).split(".")
+            folder = os.path.join(os.path.dirname(path), *[".."] * len(inner))
+        self.path = _ours_or_free(os.path.normpath(folder))
+        self.module = f"{package}.{Path(self.path).stem}".lstrip(".")
         if os.path.exists(self.path):
-            with open(self.path, "rb") as file:
-                self.before = file.read()
+            self.before = contents(self.path)
 
     def _package(self, path: str) -> str:
         """The package of a file; empty if it is in none."""
         name = self._modules.get(path, "")
-        if _stem(path) == "__init__":
-            return name
-        return name.rpartition(".")[0]
+        return name if Path(path).stem == "__init__" else name.rpartition(".")[0]
 
     def module_for(self, path: str) -> str:
         """How a file imports it."""
-        package, root = self._package(path), self.module.rpartition(".")[0]
-        if root and package.partition(".")[0] == root:
-            return "." * len(package.split(".")) + _stem(self.path)
+        package = self._package(path).split(".")
+        root, _, stem = self.module.rpartition(".")
+        if root and package[0] == root:
+            return "." * len(package) + stem
         return self.module
 
-    def text(self, functions: Collection[str]) -> str:
-        before = None if self.before is None else self.before.decode()
-        return helper_text(functions, before)
-
     def change(self, functions: Collection[str]) -> dict[str, tuple[bytes | None, bytes]]:
-        """The change of the file, if it needs one."""
+        """The change of the file, if it lacks one of these functions."""
         if not functions:
             return {}
-        new = self.text(functions).encode()
+        before = None if self.before is None else self.before.decode()
+        new = helper_text(functions, before).encode()
         return {} if new == self.before else {self.path: (self.before, new)}
 
 
-def _stem(path: str) -> str:
-    return os.path.basename(path).removesuffix(".py")
-
-
-def _free(folder: str) -> str:
-    """A name for the file that is ours, or free."""
-    for k in range(1, 1000):
-        path = os.path.join(folder, f"named_axes{f'_{k}' * (k > 1)}.py")
-        if not os.path.exists(path):
-            break
-        with open(path, "rb") as file:
-            if _OURS in file.read():
-                break
+def _ours_or_free(folder: str) -> str:
+    """A name for the file."""
+    path = os.path.join(folder, "named_axes.py")
+    number = 1
+    while os.path.exists(path) and _OURS not in contents(path):
+        number += 1
+        path = os.path.join(folder, f"named_axes_{number}.py")
     return path

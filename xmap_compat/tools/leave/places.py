@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from xmap_compat.tools.leave.helper_text import FUNCTIONS, METHODS, REDUCTIONS
+from xmap_compat.tools.leave.xmap_calls import Span, span_of
 from xmap_compat.tools.source.bindings import Names, text_of
 from xmap_compat.tools.source.layout import program_of, replacing
 
@@ -18,11 +19,6 @@ XMAPS = tuple(f"{home}.xmap" for home in (*HOMES, "xmap_compat.api"))
 _LAYERS = ("axis_name", "cross_replica_axis", "pmap_axis_name", "bn_axis_name")
 _OVER_AXES = ("jax.lax.", "jax.numpy.", "jax.nn.", "jax.scipy.")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-Span = tuple[int, int, int, int]
-
-
-def span_of(node: Any) -> Span:
-    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
 class Source:
@@ -32,68 +28,65 @@ class Source:
       functions: names and attributes, and the helper's function for each.
       methods: calls of methods of arrays that become the helper's functions.
       layers: arguments that name an axis to a layer of a library.
-      calls: by their place; the innermost last.
     """
 
     def __init__(
         self,
         path: str,
         data: bytes,
-        is_axis: Callable[[str], bool],
+        axes: Collection[str],
         traced: Collection[Span],
-        own: Collection[str],
+        modules: Collection[str],
     ):
+        """
+        Args:
+          axes: the names of axes in the program; if there are none, each name may be one.
+          traced: the calls in which collectives were traced.
+          modules: the modules and packages of the program.
+        """
         program = program_of(data, path)
-        self.path, self.data, self.lines = path, data, program.text.split("\n")
+        self.path = path
+        self.lines = program.text.split("\n")
         self.tree = program.tree
-        self.names, self._is_axis, self._traced, self._own = (
-            Names(program.tree),
-            is_axis,
-            traced,
-            own,
-        )
-        self.calls: dict[Span, ast.Call] = {}
+        self.names = Names(program.tree)
+        self._axes = axes
+        self._traced = traced
+        self._modules = modules
+        self._calls = {span_of(n): n for n in self.names.nodes if isinstance(n, ast.Call)}
+        self.functions: dict[ast.AST, str] = {}
         for node in self.names.nodes:
-            if isinstance(node, ast.Call):
-                self.calls[span_of(node)] = node
-        self.functions = self._functions()
-        self.methods = [call for call in self.calls.values() if self._is_method(call)]
-        self.layers = [value for call in self.calls.values() for value in self._layer_axes(call)]
+            name = ""
+            if isinstance(getattr(node, "ctx", None), ast.Load):
+                name = self.names.of(node)
+            if name in FUNCTIONS and self._may_be_over_axis(name, node):
+                self.functions[node] = FUNCTIONS[name]
+        self.methods = [call for call in self._calls.values() if self._is_method(call)]
+        self.layers = [value for call in self._calls.values() for value in self._layer_axes(call)]
 
     # ---- what changes
 
-    def _functions(self) -> dict[ast.AST, str]:
-        found: dict[ast.AST, str] = {}
-        others: dict[ast.AST, str] = {}
-        for node in self.names.nodes:
-            path = self.names.of(node) if isinstance(getattr(node, "ctx", None), ast.Load) else ""
-            if path in REDUCTIONS:
-                if self._reduces(self.names.parents[node], node):
-                    found[node] = FUNCTIONS[path]
-            elif path in FUNCTIONS:
-                of = found if self._may_name(self.names.parents[node]) else others
-                of[node] = FUNCTIONS[path]
-        imported = {node.id for node in found if isinstance(node, ast.Name)}
-        for node, function in others.items():  # one import serves all uses
-            if isinstance(node, ast.Name) and node.id in imported:
-                found[node] = function
-        return found
-
-    def _may_name(self, parent: ast.AST) -> bool:
-        """Whether a call may be over an axis of an xmap; literal names of others are not."""
+    def _may_be_over_axis(self, name: str, function: ast.AST) -> bool:
+        """Whether the use of a function may be over an axis of the program: it names one, or it is
+        a collective that names no other.
+        """
+        parent = self.names.parents[function]
+        if name in REDUCTIONS:
+            is_call = isinstance(parent, ast.Call) and parent.func is function
+            return is_call and self._is_over(parent, parent.args[1:2])
         if not isinstance(parent, ast.Call):
             return True
-        values = [*parent.args, *(keyword.value for keyword in parent.keywords)]
-        named = [name for value in values for name in texts_in(value)]
-        return not named or any(map(self._is_axis, named))
+        named = texts_in(*parent.args, *(keyword.value for keyword in parent.keywords))
+        return not named or self._has_axis(named)
 
-    def _reduces(self, call: ast.AST, function: ast.AST) -> bool:
-        """Whether the call of a function of whole arrays is over a named axis: by a literal, or as
-        the recorder has seen.
-        """
-        if not isinstance(call, ast.Call) or call.func is not function:
-            return False
-        return self._is_over(call, call.args[1:2])
+    def _has_axis(self, names: Iterable[str]) -> bool:
+        return any(not self._axes or name in self._axes for name in names)
+
+    def _is_over(self, call: ast.Call, given: list[ast.expr]) -> bool:
+        """Whether a call names an axis by a literal, or was traced over one."""
+        for keyword in call.keywords:
+            if keyword.arg in ("axis", "axis_name"):
+                given = [*given, keyword.value]
+        return self._has_axis(texts_in(*given)) or (bool(given) and span_of(call) in self._traced)
 
     def _is_method(self, call: ast.Call) -> bool:
         function = call.func
@@ -101,21 +94,16 @@ class Source:
             return False
         return not self.names.of(function) and self._is_over(call, call.args[:1])
 
-    def _is_over(self, call: ast.Call, given: list[ast.expr]) -> bool:
-        given = given + [k.value for k in call.keywords if k.arg in ("axis", "axis_name")]
-        named = [name for value in given for name in texts_in(value)]
-        return any(map(self._is_axis, named)) or (bool(given) and span_of(call) in self._traced)
-
     def _layer_axes(self, call: ast.Call) -> Iterator[ast.expr]:
         """The axes of a layer of a library that is made in a function."""
         name = self.library(call.func)
-        is_class = name.rpartition(".")[2][:1].isupper()
-        if is_class and not name.startswith("jax.") and self._is_in_function(call):
-            for keyword in call.keywords:
-                named = texts_in(keyword.value)
-                is_axis = any(map(self._is_axis, named)) if named else _is_variable(keyword.value)
-                if keyword.arg in _LAYERS and is_axis:
-                    yield keyword.value
+        if not _is_class(name) or name.startswith("jax.") or not self._is_in_function(call):
+            return
+        for keyword in call.keywords:
+            named = texts_in(keyword.value)
+            is_variable = isinstance(keyword.value, (ast.Name, ast.Attribute, ast.Subscript))
+            if keyword.arg in _LAYERS and (is_variable or self._has_axis(named)):
+                yield keyword.value
 
     def _is_in_function(self, node: ast.AST | None) -> bool:
         while node is not None and not isinstance(node, _FUNCTIONS):
@@ -125,61 +113,68 @@ class Source:
     # ---- what stands there
 
     def library(self, node: ast.AST) -> str:
-        """The dotted name of a function of a library; empty for the program's own, and for
+        """The dotted name of a function of a library; empty for the program's functions, and for
         variables.
         """
         name = self.names.of(node)
         if not isinstance(node, (ast.Name, ast.Attribute)):
             name = self.names.dotted(node)
-        root = name.lstrip(".").partition(".")[0]
-        return "" if name.startswith(".") or root in self._own else name
+        return "" if name.startswith(".") or name.partition(".")[0] in self._modules else name
 
-    def xmap_at(self, call: ast.Call) -> ast.expr | None:
-        """The ``xmap`` that is called, also in ``partial(xmap, ...)``."""
-        if isinstance(call.func, ast.Call):
-            return self.xmap_at(call.func)
+    def xmaps(self) -> dict[ast.expr, Span]:
+        """Each use of xmap in a call, and the place of the outermost call that starts there."""
+        found: dict[ast.expr, Span] = {}
+        for span, call in self._calls.items():
+            callee = self._xmap_in(call)
+            if callee is not None:
+                found[callee] = max(span, found.get(callee, span))
+        return found
+
+    def xmap_at(self, span: Span) -> ast.expr | None:
+        """The use of xmap in a call at a place."""
+        call = self._calls.get(span)
+        return self._xmap_in(call) if call else None
+
+    def _xmap_in(self, call: ast.Call) -> ast.expr | None:
+        """The ``xmap`` that is called, also in ``partial(xmap, ...)(function)``."""
         called = call.func
+        if isinstance(called, ast.Call):
+            return self._xmap_in(called)
         if call.args and self.names.of(called) == "functools.partial":
             called = call.args[0]
         return called if self.names.of(called) in XMAPS else None
 
-    def xmaps(self, line: int, column: int) -> list[ast.expr]:
-        """The different uses of xmap in calls that start at a place."""
-        found = []
-        for call in self.calls.values():
-            if (call.lineno, call.col_offset) == (line, column):
-                callee = self.xmap_at(call)
-                if callee is not None and callee not in found:
-                    found.append(callee)
-        return found
-
-    def is_named(self, call: ast.Call) -> bool:
-        """Whether the edit names what a call calls, or the name is a variable, which it may have
-        named where that is made.
-        """
-        inside = [*ast.walk(call.func)]
-        if call in self.methods or any(node in self.functions for node in inside):
-            return True
-        return not self.library(call.func)
+    def not_named(self, span: Span) -> ast.Call | None:
+        """The call at a place, if it is of a library and the edit does not rename it."""
+        call = self._calls.get(span)
+        if call is None or call in self.methods or not self.library(call.func):
+            return None
+        if any(node in self.functions for node in ast.walk(call.func)):
+            return None
+        return call
 
     def missed(self, names: Collection[str]) -> ast.Call | None:
         """A call of a library that names one of these axes, and stays."""
-        for call in self.calls.values():
-            library = self.library(call.func)
-            is_checked = library and library != "functools.partial" and not self.is_named(call)
-            if is_checked and self._names_one(call, library, names):
+        for span in self._calls:
+            call = self.not_named(span)
+            if call is not None and names.intersection(self._named_by(call)):
                 return call
         return None
 
-    def _names_one(self, call: ast.Call, library: str, names: Collection[str]) -> bool:
-        keywords = [k.value for k in call.keywords if "axis" in (k.arg or "")]
-        given = [value for value in keywords if value not in self.layers]
-        is_class = library.rpartition(".")[2][:1].isupper()
-        if library.startswith("jax."):
-            given = [*given, *call.args] if library.startswith(_OVER_AXES) else []
-        elif is_class:
-            given = [*given, *call.args]
-        return any(name in names for value in given for name in texts_in(value))
+    def _named_by(self, call: ast.Call) -> list[str]:
+        """The literal names in what may be an axis of a call of a library."""
+        library = self.library(call.func)
+        given = []
+        for keyword in call.keywords:
+            if "axis" in (keyword.arg or "") and keyword.value not in self.layers:
+                given.append(keyword.value)
+        if library.startswith(_OVER_AXES) or (
+            _is_class(library) and not library.startswith("jax.")
+        ):
+            given += call.args
+        elif library.startswith("jax.") or library == "functools.partial":
+            return []
+        return texts_in(*given)
 
     def between(self, start: tuple[int, int], end: tuple[int, int]) -> str:
         """The text of a part of the file."""
@@ -196,11 +191,15 @@ class Source:
         return f"{os.path.basename(self.path)}:{node.lineno}"
 
 
-def texts_in(node: ast.AST) -> list[str]:
-    """The literal strings of an axis argument."""
-    parts = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
-    return [text for text in map(text_of, parts) if text]
+def texts_in(*nodes: ast.AST) -> list[str]:
+    """The literal strings of axis arguments, also in tuples."""
+    found = []
+    for node in nodes:
+        for part in getattr(node, "elts", [node]):
+            if text_of(part):
+                found.append(text_of(part))
+    return found
 
 
-def _is_variable(node: ast.AST) -> bool:
-    return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
+def _is_class(name: str) -> bool:
+    return name.rpartition(".")[2][:1].isupper()

@@ -1,5 +1,5 @@
-"""The second run: the edited program, in a process that cannot import this package, on the recorded
-arguments.
+"""The second run: the edited program, where this package cannot be imported.  Then its functions
+get the recorded arguments.
 """
 
 from __future__ import annotations
@@ -7,143 +7,136 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
-import json
 import os
 import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from xmap_compat.legacy import import_hook
-from xmap_compat.tools.leave import running, values
-from xmap_compat.tools.leave.values import RecordedCall, described, is_traced, restored
+from xmap_compat.tools.leave import messages, running, values
+from xmap_compat.tools.leave.values import RecordedCall, is_traced
+from xmap_compat.tools.leave.xmap_calls import Replayed, calling_span
 
 PROBE = "__leave_mapped__"  # a builtin, which wraps the helper's `mapped` in the copy
 
 
-class Verifier:
-    """Compares the constructions of the edited program with the recorded calls, and notes what it
-    finds in a file.
-    """
+class _Found(NamedTuple):
+    """A recorded call that the edited program has made again."""
 
-    def __init__(self, spec: dict[str, Any]):
-        self.spec, self.lock = spec, threading.RLock()
-        self.numbers = {(file, line, column): n for file, line, column, n in spec["places"]}
+    record: RecordedCall
+    function: Callable[..., Any]
+    structure: Any
+
+
+class Verifier:
+    """Finds the recorded calls in the edited program, and compares them when it has ended."""
+
+    def __init__(self, task: dict[str, Any]):
+        self.task = task
+        self.lock = threading.RLock()
         self.reached: dict[int, int] = {}
-        self.problems: dict[int, str] = {}
-        self.agreed: dict[int, int] = {}
-        self.raised: dict[int, tuple[str, int]] = {}  # where: a file and its line
-        with open(spec["records"], "rb") as file:
-            records: list[RecordedCall] = pickle.load(file)
-        patched = {*self.numbers.values()}
-        self.left = [call for call in records if call.construction in patched]
-        self.traced: list[Any] = []  # compared when the program is in no trace, mesh or lock
-        self.comparing = -1
+        self.found: list[_Found] = []
+        self.seen = Replayed()
+        # By what a call is known again.
+        self.left: dict[Any, list[RecordedCall]] = defaultdict(list)
+        with open(task["records"], "rb") as file:
+            for record in pickle.load(file):
+                key = record.number, record.reached, record.arguments, record.traced
+                self.left[key].append(record)
 
     def probing(self, mapped: Callable[..., Any]) -> Callable[..., Any]:
-        """What takes the place of ``mapped``: it compares the calls of what it makes."""
+        """What takes the place of ``mapped``."""
 
         @functools.wraps(mapped)
         def probed(*args, **kwargs):
             frame = sys._getframe(1)
-            line, _, column, _ = [*frame.f_code.co_positions()][frame.f_lasti // 2]
-            place = os.path.realpath(frame.f_code.co_filename), line, column
+            place = os.path.realpath(frame.f_code.co_filename), *calling_span(frame)[:2]
             made = mapped(*args, **kwargs)
-            return self.probe(self.numbers[place], made) if place in self.numbers else made
+            number = self.task["places"].get(place)
+            return made if number is None else self.probe(number, made)
 
         return probed
 
-    def probe(self, n: int, made: Any) -> Any:
-        """What a construction makes, each call of which is compared."""
+    def probe(self, number: int, made: Any) -> Any:
+        """A function that ``mapped`` has made, whose calls are noted."""
         with self.lock:
-            self.reached[n] = k = self.reached.get(n, 0) + 1
-        return values.watched(made, functools.partial(self.called, n, k, made))
+            reached = self.reached.get(number, 0) + 1
+            self.reached[number] = reached
+        return values.watched(made, functools.partial(self.called, number, reached, made))
 
-    def called(self, n: int, k: int, made: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(self, number: int, reached: int, made: Any, *args: Any, **kwargs: Any) -> Any:
         import jax
 
-        mine = self.taken(n, k, args)
-        leaves, structure = jax.tree.flatten(args)
-        own = [None if isinstance(leaf, jax.core.Tracer) else leaf for leaf in leaves]
-        calls = [(record, made, structure, own) for record in mine]
-        if is_traced(args):
-            self.traced += calls
-        elif calls:
-            for call in calls:
-                self.compare(*call)
-            self.write("", False)
-        if self.spec["stopped"] and not self.left:
-            raise running.Stop
-        return made(*args, **kwargs)
+        key = number, reached, values.described(args), is_traced(args)
+        records = self.left.pop(key, ())
+        structure = jax.tree.structure(args)
+        self.found += [_Found(record, made, structure) for record in records]
+        if not records or is_traced(args):
+            return made(*args, **kwargs)
+        with self.comparing(number):
+            return jax.block_until_ready(made(*args, **kwargs))
 
-    def taken(self, n: int, k: int, args: Any) -> list[RecordedCall]:
-        """The records of this call, which are then no longer left."""
-        with self.lock:
-            here = (n, k, described(args) if self.left else "", is_traced(args))
-            mine: list[RecordedCall] = []
-            others: list[RecordedCall] = []
-            for call in self.left:
-                of = call.construction, call.reached, call.arguments, call.traced
-                (mine if of == here else others).append(call)
-            self.left = others
-        return mine
+    @contextlib.contextmanager
+    def comparing(self, number: int) -> Any:
+        """Note which function runs, if the process dies or hangs there."""
+        self.seen.comparing = number
+        self.write()
+        yield
+        self.seen.comparing = -1
 
     def finish(self, ended: str) -> None:
-        for call in self.traced:
-            self.compare(*call)
-        self.write(ended)
+        for found in self.found:
+            self.compare(found)
+        if ended == self.task["ended"]:
+            for number, *_ in self.left:
+                if number in self.task["places"].values():
+                    self.seen.problems.setdefault(number, (messages.NOT_MADE_AGAIN, "", 0))
+        self.seen.ended = ended
+        self.write()
 
-    def compare(self, record: RecordedCall, made: Any, structure: Any, own: Sequence[Any]) -> None:
-        self.comparing = record.construction
-        self.write("", False)  # which one, if the process dies here, or hangs
-        try:
-            apart = self.apart(record, made, structure, own)
-        except Exception as error:
-            traceback.print_exc()
-            apart = f"it raises {values.in_a_line(error)}"
-            self.note_line(record.construction, error)
-        self.comparing = -1
-        with self.lock:
-            if apart:
-                self.problems.setdefault(record.construction, apart)
-            else:
-                agreed = self.agreed.get(record.construction, 0)
-                self.agreed[record.construction] = agreed + 1
-            equal, differ = sum(self.agreed.values()), len(self.problems)
-            text = f"{equal} calls are equal, {differ} constructions differ"
-            running.tell(self.spec, text)
+    def compare(self, found: _Found) -> None:
+        number = found.record.number
+        with self.comparing(number):
+            try:
+                problem = self.difference(found), "", 0
+            except Exception as error:
+                traceback.print_exc()
+                problem = f"it raises {values.in_a_line(error)}", *self.line_of(error)
+        if problem[0]:
+            self.seen.problems.setdefault(number, problem)
 
-    def apart(self, record: RecordedCall, made: Any, structure: Any, own: Sequence[Any]) -> str:
+    def difference(self, found: _Found) -> str:
         """How the results of a call differ from the recorded ones."""
         import jax
 
-        there = values.placed(jax.sharding.get_mesh())
-        other = record.mesh if record.mesh != there else None
-        mesh = jax.set_mesh(values.mesh_of(other)) if other else contextlib.nullcontext()
+        record = found.record
+        mesh = contextlib.nullcontext()
+        if record.mesh:
+            mesh = jax.set_mesh(values.mesh_of(record.mesh))
         with mesh:
-            given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
-            # Jitted, as it is in the program.
-            function = made if hasattr(made, "lower") else jax.jit(made)
-            found = values.evaluated(function, given, record.differentiated)
-        return values.difference(found, record.results, record.noise)
+            args = jax.tree.unflatten(found.structure, map(values.restored, record.leaves))
+            results = values.evaluated(found.function, args, record.differentiated)
+        return values.difference(results, record.results, record.is_coarse)
 
-    def note_line(self, construction: int, error: BaseException) -> None:
-        """Note the innermost line of the program that an error has passed."""
+    def line_of(self, error: BaseException) -> tuple[str, int]:
+        """The innermost line of the program that an error has passed, and the user's file."""
+        line = "", 0
         for frame in traceback.extract_tb(error.__traceback__):
-            file = os.path.realpath(frame.filename)
-            if file in self.spec["edited"]:
-                self.raised[construction] = file, frame.lineno or 1
+            file = self.task["files"].get(os.path.realpath(frame.filename))
+            if file:
+                line = file, frame.lineno or 0
+        return line
 
-    def write(self, ended: str, whole: bool = True) -> None:
-        found = {"problems": self.problems, "agreed": self.agreed, "ended": ended}
-        found |= {"whole": whole, "comparing": self.comparing, "raised": self.raised}
-        new = self.spec["result"] + ".new"
+    def write(self) -> None:
+        new = self.task["result"] + ".new"
         with self.lock:
-            with open(new, "w", encoding="utf-8") as file:
-                json.dump(found, file)
-            os.replace(new, self.spec["result"])
+            with open(new, "wb") as file:
+                pickle.dump(vars(self.seen), file)
+            os.replace(new, self.task["result"])
 
 
 class _Refusing:
@@ -155,15 +148,14 @@ class _Refusing:
             raise ModuleNotFoundError(words, name=name)
 
 
-def main(path: str) -> None:
-    with open(path, encoding="utf-8") as file:
-        spec = json.load(file)
-    verifier = Verifier(spec)
+def main(task: dict[str, Any]) -> None:
+    verifier = Verifier(task)
     setattr(builtins, PROBE, verifier.probing)
-    if spec["some stay"]:
+    if task["needs_package"]:
         import_hook.install_with_jax()
     else:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "xmap_compat"]:
-            del sys.modules[name]
+        for name in [*sys.modules]:
+            if name.partition(".")[0] == "xmap_compat":
+                del sys.modules[name]
         sys.meta_path.insert(0, _Refusing())  # type: ignore[arg-type]
-    running.run(spec, verifier.finish)
+    running.run(task, verifier.finish)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import functools
 import os
 import shutil
@@ -14,61 +13,37 @@ from typing import Any
 from xmap_compat.legacy import runner
 
 
-class Stop(BaseException):
-    """Ends a program early, as it ended in the first run (``--stop-after``)."""
-
-
-def run(spec: Mapping[str, Any], finish: Callable[[str], None]) -> None:
-    """Run the program, and exit as it does; ``finish`` is told how it ended."""
-    os.chdir(spec["cwd"])
+def run(task: Mapping[str, Any], finish: Callable[[str], None]) -> None:
+    """Run the program, call ``finish`` with the type of the error that ended it, and exit as it
+    does.
+    """
+    os.chdir(task["cwd"])
     if not sys.flags.safe_path:
-        sys.path[0] = spec["cwd"]
-    sys.path[:] = [moved(spec["folders"], path) for path in sys.path]
-    sys.addaudithook(functools.partial(copy_before_writing, spec["tree"]))
-    stopped = threading.Event()
-
-    def stop():
-        stopped.set()
-        _thread.interrupt_main()
-
-    timer = threading.Timer(spec["seconds"], stop)
-    timer.daemon = True
-    if spec["seconds"]:
-        timer.start()
-    ended, code = _ended(spec["program"], stopped)
-    timer.cancel()
-    if stopped.is_set():  # the program may have seen KeyboardInterrupt, and ended by itself
-        ended, code = "stopped", 0
+        sys.path[0] = task["cwd"]
+    sys.path[:] = [moved(task["folders"], path) for path in sys.path]
+    sys.addaudithook(functools.partial(copy_before_writing, task["tree"]))
+    ended, code = _run(task["program"])
     finish(ended)
     sys.exit(code)
 
 
-def _ended(program: list[str], stopped: threading.Event) -> tuple[str, int]:
-    """Run the program; how it ended, and its exit code."""
+def _run(program: list[str]) -> tuple[str, int]:
+    """Run the program; the type of the error that ended it, or "", and its exit code."""
     try:
         runner.run_program(program)
         for thread in threading.enumerate():
             if thread is not threading.main_thread() and not thread.daemon:
                 thread.join()
-    except Stop:
-        stopped.set()
     except SystemExit as error:
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
-        if error.code:
-            return f"SystemExit: {error.code}", error.code if isinstance(error.code, int) else 1
-    except KeyboardInterrupt:
-        return "KeyboardInterrupt", 130
+        code = error.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+        return f"exit code {code}" if code else "", code
     except BaseException as error:
         sys.excepthook(*sys.exc_info())  # which shows only the program
-        return f"{type(error).__name__}: {error}", 1
+        return type(error).__name__, 1
     return "", 0
-
-
-def tell(spec: Mapping[str, Any], seen: str) -> None:
-    """Note for who looks on what a run has seen."""
-    with open(spec["status"], "w", encoding="utf-8") as file:
-        file.write(seen)
 
 
 def moved(folders: Mapping[str, str], path: str) -> str:

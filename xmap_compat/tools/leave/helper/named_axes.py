@@ -28,10 +28,12 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, g
 
 # A resource: a device computes an axis in so many chunks.
 SerialLoop = namedtuple("SerialLoop", "length")
+
 # An axis, the mesh axes that split it, its name for `jax.vmap`, and the chunks on a device.
 Axis = namedtuple("Axis", "name across local chunks")
-# {name for `jax.vmap`: Axis}, of those that all calls of `mapped` have entered under another name.
-ENTERED: dict = {}
+
+# By their names for `jax.vmap`: those that all calls of `mapped` have entered under another name.
+ENTERED = dict[str, Axis]()
 
 
 class _Spec(dict):
@@ -71,11 +73,15 @@ def mapped(
         out_specs = tree.map(partial(_partition_spec, axes), gives)
 
         def on_device(*blocks):
-            return _over(axes, element, given, gives, sizes)(*blocks)
+            body = element
+            for axis in reversed(axes):
+                body = _over(axis, body, given, gives, sizes[axis.name])
+            results = body(*_at_arrays(partial(_named_first, sizes), given, blocks))
+            return _at_arrays(partial(_named_back, sizes), gives, results)
 
         def inside(*args):
             blocks = _at_arrays(_own_block, in_specs, args)
-            return _at_arrays(_gathered, out_specs, on_device(*blocks))
+            return _at_arrays(_whole, out_specs, on_device(*blocks))
 
         if all(_is_manual(axis.across) for axis in axes):
             return inside(*args)
@@ -87,19 +93,7 @@ def mapped(
             on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )(*args)
 
-    @wraps(call)
-    def moved(*args):
-        try:
-            return call(*args)
-        except ValueError as error:
-            if "incompatible devices" not in str(error):
-                raise
-            everywhere = NamedSharding(_concrete_mesh(), PartitionSpec())
-            return call(*jax.device_put(args, everywhere))
-
-    # A function of jax.jit can be lowered, and so can this one.
-    vars(moved)["lower"] = call.lower
-    return moved
+    return call
 
 
 def _specs_of(axes):
@@ -111,10 +105,14 @@ def _specs_of(axes):
     def is_spec(x):
         if type(x) not in (dict, list, tuple):
             return False
-        return jax.tree_util.all_leaves(e for e in entries(x).values() if e is not None)
+        return jax.tree_util.all_leaves(entries(x).values(), is_leaf=lambda e: e is None)
 
     def spec_of(x):
-        return _Spec({e: k for k, e in entries(x).items() if e not in (None, ...)})
+        spec = _Spec()
+        for k, name in entries(x).items():
+            if name not in (None, ...):
+                spec[name] = k
+        return spec
 
     specs = tree.map(spec_of, axes, is_leaf=is_spec)
     return tuple(specs) if isinstance(specs, list) else specs
@@ -143,27 +141,31 @@ def _entered(names, resources):
     for name in names:
         entries = _tuple(resources.get(name, ()))
         across = tuple(entry for entry in entries if not hasattr(entry, "length"))
-        chunks = math.prod(getattr(entry, "length", 1) for entry in entries)
+        chunks = math.prod(entry.length for entry in entries if entry not in across)
         _check_free(name, across)
-        axis = Axis(name, across, name, chunks)
+        local = name
         if across or chunks > 1 or name in mesh_axes:
             local = f"{name} over {across}" + " in chunks" * (chunks > 1)
-            axis = axis._replace(local=local)
-            ENTERED[local] = axis
-        axes.append(axis)
+            ENTERED[local] = Axis(name, across, local, chunks)
+        axes.append(Axis(name, across, local, chunks))
     return axes
 
 
 def _check_free(name, across):
     """Refuse what is bound around: collectives could not tell later which of the two is meant."""
     bound = _bound_locals(name)
-    bound += [n for n in (name, *across) if is_bound(n) and not _is_manual([n])]
+    bound += filter(_is_vmapped, (name, *across))
     if bound:
         raise ValueError(f"the axis {name!r} is mapped where {bound[0]!r} is bound: rename one")
 
 
 def _bound_locals(name):
-    return [local for local in ENTERED if ENTERED[local].name == name and is_bound(local)]
+    """The names for `jax.vmap` under which a `mapped` around has entered an axis."""
+    found = []
+    for local, axis in ENTERED.items():
+        if axis.name == name and is_bound(local):
+            found.append(local)
+    return found
 
 
 def _tuple(x):
@@ -180,7 +182,13 @@ def is_bound(name):
 def _is_manual(axes):
     """Whether these are mesh axes of a `jax.shard_map` around, which no `jax.vmap` binds again."""
     mesh = get_abstract_mesh()
-    return all(a in mesh.manual_axes and lax.axis_size(a) == mesh.shape[a] for a in axes)
+    if not set(axes) <= set(mesh.manual_axes):
+        return False
+    return all(lax.axis_size(name) == mesh.shape[name] for name in axes)
+
+
+def _is_vmapped(name):
+    return is_bound(name) and not _is_manual([name])
 
 
 def context_mesh():
@@ -195,11 +203,12 @@ def _concrete_mesh():
 
 
 def _partition_spec(axes, spec):
-    entries = [None] * (1 + np.max([-1, *spec.values()]))
+    across = {}
     for axis in axes:
         if axis.across and axis.name in spec:
-            entries[spec[axis.name]] = axis.across
-    return PartitionSpec(*entries)
+            across[spec[axis.name]] = axis.across
+    length = 1 + np.max([-1, *across])
+    return PartitionSpec(*map(across.get, range(length)))
 
 
 def _placed(mesh, spec, x):
@@ -209,21 +218,28 @@ def _placed(mesh, spec, x):
 def _own_block(spec, x):
     """The block of this device, of an array that all devices have."""
     for k, axes in enumerate(spec):
-        for name in axes or ():
+        for name in _tuple(axes or ()):
             x = _own_part(x, name, k)
     return x
 
 
 def _own_part(x, name, k):
     size = x.shape[k] // lax.axis_size(name)
-    return lax.dynamic_slice_in_dim(x, lax.axis_index(name) * size, size, k)
+    start = lax.axis_index(name) * size
+    return lax.dynamic_slice_in_dim(x, start, size, k)
 
 
-def _gathered(spec, x):
+def _whole(spec, x):
     """An array of which each device has a block, on all devices."""
     for k, axes in enumerate(spec):
-        for name in reversed(axes or ()):
-            x = lax.all_gather(x, name, axis=k, tiled=True)
+        x = _gather(x, _tuple(axes or ()), k)
+    return x
+
+
+def _gather(x, axes, k, **options):
+    """The parts of an array that the elements along axes have, one after the other."""
+    for name in reversed(axes):
+        x = lax.all_gather(x, name, axis=k, tiled=True, **options)
     return x
 
 
@@ -244,52 +260,51 @@ def _check_declared(inside, mesh, args):
             ) from error
 
 
-def _over(axes, fun, given, gives, sizes):
-    """`fun` over the elements that a device has along axes, the outermost first."""
-    if not axes:
-        return fun
-    axis, *others = axes
-    size = sizes[axis.name] // lax.axis_size(axis.across)
-    length = size // axis.chunks
-    in_axes = tree.map(lambda spec: spec.get(axis.name), given)
-    out_axes = tree.map(lambda spec: spec.get(axis.name), gives)
-    given_inside = tree.map(partial(_without, axis.name), given)
-    gives_inside = tree.map(partial(_without, axis.name), gives)
-    fun = _over(others, fun, given_inside, gives_inside, sizes)
-    over = partial(jax.vmap, fun, axis_name=axis.local, axis_size=length)
+def _named_first(names, spec, x):
+    """The array with the named dimensions first, in the order of the names."""
+    named = _dimensions(names, spec)
+    return jnp.moveaxis(x, named, range(len(named)))
 
-    def parts(function, args):
-        """What a function gives of arrays that have the axis, and its dimension."""
 
-        def part(spec, x):
-            return function(x, spec[axis.name]) if axis.name in spec else x
+def _named_back(names, spec, x):
+    named = _dimensions(names, spec)
+    return jnp.moveaxis(x, range(len(named)), named)
 
-        return _at_arrays(part, given, args)
 
-    def over_one(*args):
-        return over(None, out_axes)(*parts(jnp.squeeze, args))
+def _dimensions(names, spec):
+    return [spec[name] for name in names if name in spec]
+
+
+def _over(axis, fun, given, gives, size):
+    """`fun` over the elements that a device has along an axis: the first dimension of arrays."""
+
+    def first(spec):
+        return 0 if axis.name in spec else None
+
+    def over(in_axes, size):
+        out_axes = tree.map(first, gives)
+        return jax.vmap(fun, in_axes, out_axes, axis_name=axis.local, axis_size=size)
+
+    def element(k, *args):
+        def own(spec, x):
+            return x[k] if axis.name in spec else x
+
+        return over(None, 1)(*_at_arrays(own, given, args))
 
     def in_chunks(*args):
-        def chunk(start):
-            def of_chunk(x, k):
-                return lax.dynamic_slice_in_dim(x, start, length, k)
-
-            return over(in_axes, out_axes)(*parts(of_chunk, args))
-
         def joined(spec, x):
-            return jnp.concatenate(x, spec[axis.name]) if axis.name in spec else x[0]
+            return x[:, 0] if axis.name in spec else x[0]
 
-        return _at_arrays(joined, gives, lax.map(chunk, jnp.arange(0, size, length)))
+        results = lax.map(lambda k: element(k, *args), jnp.arange(size), batch_size=length)
+        return _at_arrays(joined, gives, results)
 
+    size //= lax.axis_size(axis.across)
+    length = size // axis.chunks
     if axis.chunks > 1:
         return in_chunks
-    return over_one if axis.across and size == 1 else over(in_axes, out_axes)
-
-
-def _without(name, spec):
-    """The spec of arrays that have lost the dimension of an axis."""
-    lost = spec.get(name, math.inf)
-    return _Spec({n: k - (k > lost) for n, k in spec.items() if n != name})
+    if axis.across and size == 1:
+        return partial(element, 0)
+    return over(tree.map(first, given), size)
 
 
 def axes_of(names):
@@ -302,12 +317,9 @@ def axes_of(names):
         for name in names:
             parts += _tuple(axes_of(name))
         return tuple(parts)
-    if names is None or isinstance(names, int):
-        return names
     bound = _bound_locals(names)
     # The innermost binder wins, as in JAX: perhaps a `jax.vmap` in the body.
-    is_inner = is_bound(names) and not _is_manual([names])
-    if not bound or is_inner:
+    if not bound or _is_vmapped(names):
         _check_not_late(names)
         return names
     axis = ENTERED[bound[0]]
@@ -373,9 +385,10 @@ def max(a, axis=None, *, keepdims=False, extremum=jnp.max):
     top = extremum(lax.stop_gradient(a), axes, keepdims=True)
     # lax.pmax has no derivative: ties share it.  And over several devices, XLA may lose NaN.
     ties = (a == top) | (a != a)
-    finite = jnp.where(jnp.isinf(a), 0, a) * 1.0
-    changes = jnp.where(ties, finite - lax.stop_gradient(finite), 0)
-    change = jnp.sum(changes, axes, keepdims=keepdims) / jnp.sum(ties, axes, keepdims=keepdims)
+    finite = jnp.where(ties & ~jnp.isinf(a), a, 0) * 1.0
+    changes = finite - lax.stop_gradient(finite)
+    change = jnp.sum(changes, axes, keepdims=keepdims)
+    change /= jnp.sum(ties, axes, keepdims=keepdims)
     return top.reshape(change.shape) + change.astype(top.dtype)
 
 
@@ -384,35 +397,36 @@ def min(a, axis=None, *, keepdims=False):
 
 
 def pmax(x, axis_name):
-    return tree.map(lambda leaf: max(leaf, _tuple(axis_name)), x)
+    axes = _tuple(axis_name)
+    return tree.map(lambda leaf: max(leaf, axes), x)
 
 
 def pmin(x, axis_name):
-    return tree.map(lambda leaf: min(leaf, _tuple(axis_name)), x)
+    axes = _tuple(axis_name)
+    return tree.map(lambda leaf: min(leaf, axes), x)
 
 
-def _exponentials(x, axis, keepdims=True):
-    """Of an array minus its largest element: that array, the sum of exponentials, that element."""
+def _top(x, axis):
+    """The largest element, which exponentials are relative to."""
     axes = axes_of(axis)
     top = jnp.max(lax.stop_gradient(x), axes, keepdims=True)
-    top = jnp.where(jnp.isfinite(top), top, 0)
-    shifted = x - top
-    return shifted, jnp.sum(jnp.exp(shifted), axes, keepdims=keepdims), top
+    return jnp.where(jnp.isfinite(top), top, 0)
 
 
 def logsumexp(a, axis=None, *, keepdims=False):
-    _, total, top = _exponentials(a, axis, keepdims)
+    top = _top(a, axis)
+    total = sum(jnp.exp(a - top), axis, keepdims=keepdims)
     return jnp.log(total) + top.reshape(total.shape)
 
 
 def softmax(x, axis=-1):
-    shifted, total, _ = _exponentials(x, axis)
-    return jnp.exp(shifted) / total
+    exponentials = jnp.exp(x - _top(x, axis))
+    return exponentials / sum(exponentials, axis, keepdims=True)
 
 
 def log_softmax(x, axis=-1):
-    shifted, total, _ = _exponentials(x, axis)
-    return shifted - jnp.log(total)
+    x = x - _top(x, axis)
+    return x - logsumexp(x, axis, keepdims=True)
 
 
 def _of_trees(collective):
@@ -429,15 +443,13 @@ def _of_trees(collective):
 @_of_trees
 def all_gather(x, axes, *, axis=0, tiled=False, **options):
     x = x if tiled else jnp.expand_dims(x, axis)
-    for name in reversed(axes):
-        x = lax.all_gather(x, name, axis=axis, tiled=True, **options)
-    return x
+    return _gather(x, axes, axis, **options)
 
 
 @_of_trees
 def psum_scatter(x, axes, *, scatter_dimension=0, tiled=False, **options):
     k = scatter_dimension
-    local = [name for name in axes if not _is_manual([name])]
+    _, local = _split(axes)
     x = lax.psum(x, local)
     for name in axes:
         if name in local:
@@ -449,67 +461,76 @@ def psum_scatter(x, axes, *, scatter_dimension=0, tiled=False, **options):
 
 @_of_trees
 def all_to_all(x, axes, split_axis, concat_axis, *, tiled=False):
+    sizes = map(lax.axis_size, axes)
     x = jnp.moveaxis(x, split_axis, 0)
-    x = x.reshape(*map(lax.axis_size, axes), -1, *x.shape[1:])
+    rest = x.shape[1:]
+    x = x.reshape(*sizes, -1, *rest)
     for k, name in enumerate(axes):
         x = lax.all_to_all(x, name, k, k)
-    x = x.reshape(-1, *x.shape[len(axes) :])
+    parts = x.reshape(lax.axis_size(axes), -1, *rest)
     if not tiled:
-        return jnp.moveaxis(x.squeeze(1), 0, concat_axis)
-    return jnp.concatenate(jnp.moveaxis(x, 1, split_axis + 1), concat_axis)
+        return jnp.moveaxis(parts.squeeze(1), 0, concat_axis)
+    parts = jnp.moveaxis(parts, 1, split_axis + 1)
+    return jnp.concatenate(parts, concat_axis)
 
 
 def pswapaxes(x, axis_name, axis):
     return all_to_all(x, axis_name, axis, axis)
 
 
-def _split(axis_name):
-    """What executes an axis: all, mesh axes in the order of the mesh, and axes of `jax.vmap`."""
-    axes = axes_of(_tuple(axis_name))
+def _split(axes):
+    """Those that are mesh axes, in the order of the mesh, and those of `jax.vmap`."""
     mesh_axes = get_abstract_mesh().axis_names
-    across = tuple(name for name in mesh_axes if name in axes and _is_manual([name]))
-    return axes, across, tuple(name for name in axes if name not in across)
+    local = tuple(name for name in axes if not _is_manual([name]))
+    across = set(axes).difference(local)
+    return tuple(filter(across.__contains__, mesh_axes)), local
 
 
 def _elements(x, local):
-    """An array with a first dimension for each axis of `jax.vmap`: no data moves."""
-    for name in reversed(local):
-        x = lax.all_gather(x, name)
-    return x
+    """The array with a first dimension for the elements on a device: no data moves."""
+    return _gather(jnp.expand_dims(x, 0), local, 0)
 
 
 def ppermute(x, axis_name, perm):
     """lax.ppermute: for each distance between devices, it sends the elements that go so far."""
-    axes, across, local = _split(axis_name)
-    sizes = [*map(lax.axis_size, axes)]
-    order = [axes.index(name) for name in (*across, *local)]
-    elements = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
-    place = np.argsort(elements.reshape(-1))
-    moves = place[np.array(perm, int).reshape(-1, 2)]
+    axes = axes_of(_tuple(axis_name))
+    across, local = _split(axes)
+    source, target = np.array(perm, int).reshape(-1, 2).T
+    device = _indices(axes, across)
     if not local:
-        return lax.ppermute(x, across, moves.tolist())
+        return lax.ppermute(x, across, [*zip(device[source], device[target])])
+    slot = _indices(axes, local)
     devices = lax.axis_size(across)
-    slots = lax.axis_size(local)
-    device, slot = np.divmod(moves, slots)
-    distances = (device[:, 1] - device[:, 0]) % devices
+    distances = (device[target] - device[source]) % devices
 
     def moved(x):
-        block = _elements(x, local).reshape(slots, *jnp.shape(x))
+        block = _elements(x, local)
         result = jnp.zeros_like(x)
         for distance in np.unique(distances):
             far = distances == distance
-            sent = np.unique(slot[far, 0])
+            slots = slot[source[far]]
+            sent = np.unique(slots)
             came = block[sent]
             if distance:
                 ring = [(k, (k + distance) % devices) for k in range(devices)]
                 came = lax.ppermute(came, across, ring)
-            table = np.full(place.size, -1)
-            table[moves[far, 1]] = np.searchsorted(sent, slot[far, 0])
-            row = jnp.array(table)[lax.axis_index((*across, *local))]
+            rows = np.full(slot.size, -1)
+            rows[target[far]] = np.searchsorted(sent, slots)
+            row = jnp.array(rows)[lax.axis_index(axes)]
             result = jnp.where(row < 0, result, came[row])
         return result
 
     return tree.map(moved, x)
+
+
+def _indices(axes, part):
+    """For each element along axes, its index along part of them."""
+    sizes = [*map(lax.axis_size, axes)]
+    elements = np.indices(sizes).reshape(len(axes), -1)
+    indices = np.zeros_like(elements[0])
+    for name in part:
+        indices = indices * lax.axis_size(name) + elements[axes.index(name)]
+    return indices
 
 
 def pshuffle(x, axis_name, perm):
@@ -526,14 +547,17 @@ def pdot(
     preferred_element_type=None,
 ):
     """lax.dot_general that contracts named axes too: one dot, and one sum over the mesh."""
-    _, across, local = _split(axis_name)
+    across, local = _split(axes_of(_tuple(axis_name)))
+    dtype = jnp.result_type(x, y)
     operands = []
     contract = []
     batch = []
-    for k, z in enumerate((x, y)):
-        dimensions = range(len(local), len(local) + jnp.ndim(z))
-        operands.append(_elements(jnp.asarray(z, jnp.result_type(x, y)), local))
-        contract.append([*range(len(local)), *(dimensions[d] for d in pos_contract[k])])
-        batch.append([dimensions[d] for d in pos_batch[k]])
+    for k, operand in enumerate((x, y)):
+        operands.append(_elements(jnp.asarray(operand, dtype), local))
+        rank = jnp.ndim(operand)
+        contract.append([0])
+        for dimension in pos_contract[k]:
+            contract[k].append(dimension % rank + 1)
+        batch.append([dimension % rank + 1 for dimension in pos_batch[k]])
     product = lax.dot_general(*operands, (contract, batch), precision, preferred_element_type)
     return lax.psum(product, across)
