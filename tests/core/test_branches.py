@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from equations import equations
 from jax import lax
 from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42, vmapped
 from tables import expressions
 
-from xmap_compat import _jax, xmap
+from xmap_compat import xmap
 
 pytestmark = pytest.mark.usefixtures("end_a_hang")
 
@@ -285,7 +286,7 @@ def primitives(function, *args):
     """The primitives of a function, each with those that it stands inside of."""
 
     program = jax.make_jaxpr(function)(*args)
-    return [tuple(e.primitive.name for e in (*around, eqn)) for eqn, around in _jax.walk(program)]
+    return [tuple(e.primitive.name for e in (*around, eqn)) for eqn, around in equations(program)]
 
 
 def differing_on_devices(branch):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import newest
 import numpy as np
 import pytest
+from equations import equations
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import primitives
@@ -269,19 +270,9 @@ CASES = {name: CASES[name] for name in CASES if name in PRESENT}
 COLLECTIVES = {name: COLLECTIVES[name] for name in COLLECTIVES if name in PRESENT}
 
 
-def is_program(value):
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
-
-
 def bound(program):
     """The names of the primitives that a program binds, in the programs inside it too."""
-    names = set()
-    for eqn in getattr(program, "jaxpr", program).eqns:
-        names.add(eqn.primitive.name)
-        values = jax.tree.leaves(list(eqn.params.values()), is_leaf=is_program)
-        for inner in filter(is_program, values):
-            names |= bound(inner)
-    return names
+    return {eqn.primitive.name for eqn, _ in equations(program)}
 
 
 def results(cases, fields):

@@ -488,8 +488,8 @@ def judge_strange_call(call):
     judge(call)
 
 
-test_calls_are_right_or_refused = fuzz(calls(), 120)(judge_call)
-test_strange_calls_are_right_or_refused = fuzz(strange_calls(), 200)(judge_strange_call)
+test_calls_are_right_or_refused = fuzz(calls(), 80)(judge_call)
+test_strange_calls_are_right_or_refused = fuzz(strange_calls(), 140)(judge_strange_call)
 
 # The first calls are those of the tests above.
 test_more_calls_are_right_or_refused = pytest.mark.slow(fuzz(calls(), 500)(judge_call))

@@ -13,12 +13,12 @@ import types
 import warnings
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tables import expressions
 
 from xmap_compat import Mesh, global_array, mesh, serial_loop, xmap
 
@@ -84,66 +84,63 @@ def test_the_context_gives_a_mesh_of_jax(make, devices, names, array, tuple_of_n
 # ------------------------------------------------------------- our mesh where JAX expects its own
 
 
-def THEIR_MESH():
+def their_mesh():
     return jax.sharding.Mesh(SQUARE, ("x", "y"))
 
 
-def DOUBLE(x):
+def on_their_mesh():
+    return jax.device_put(X, NamedSharding(their_mesh(), P("x")))
+
+
+def double(x):
     return 2 * x
+
+
+def constrained(sharding):
+    return jax.jit(lambda x: lax.with_sharding_constraint(x, sharding))(X)
 
 
 def under_set_mesh(m):
     with jax.set_mesh(m):
-        return jax.jit(DOUBLE, in_shardings=P("x"))(X), jax.sharding.get_mesh().devices
+        return jax.jit(double, in_shardings=P("x"))(X), jax.sharding.get_mesh().devices
 
 
 # What a program does with a mesh; its results by JAX's own mesh are the expected ones.
-USES_OF_A_MESH = {
-    "device_put": lambda m: jax.device_put(X, NamedSharding(m, P("x"))),
-    "in_shardings": lambda m: jax.jit(DOUBLE, in_shardings=NamedSharding(m, P("x")))(X),
-    "with_sharding_constraint": lambda m: jax.jit(
-        lambda x: lax.with_sharding_constraint(x, NamedSharding(m, P(("x", "y"))))
-    )(X),
-    "shard_map": lambda m: jax.shard_map(DOUBLE, mesh=m, in_specs=P("x"), out_specs=P("x"))(X),
-    "set_mesh": under_set_mesh,
-    "make_array_from_callback": lambda m: jax.make_array_from_callback(
-        X.shape, NamedSharding(m, P("x")), lambda index: X[index]
-    ),
-    "make_array_from_process_local_data": lambda m: jax.make_array_from_process_local_data(
-        NamedSharding(m, P("y")), X
-    ),
-    "global_array": lambda m: global_array(X, ["i", ...], {"i": "x"}, mesh=m),
-    "arrays on both meshes": lambda m: (
-        jax.device_put(X, NamedSharding(m, P("x")))
-        + jax.device_put(X, NamedSharding(THEIR_MESH(), P("x")))
-    ),
-    "its parts": lambda m: (
-        m.devices,
-        m.device_ids,
-        m.local_mesh.devices,
-        m.abstract_mesh.axis_sizes,
-        m.axis_sizes,
-    ),
-}
+USES_OF_A_MESH = expressions(
+    """
+device_put: jax.device_put(X, NamedSharding(m, P("x")))
+in_shardings: jax.jit(double, in_shardings=NamedSharding(m, P("x")))(X)
+with_sharding_constraint: constrained(NamedSharding(m, P(("x", "y"))))
+shard_map: jax.shard_map(double, mesh=m, in_specs=P("x"), out_specs=P("x"))(X)
+set_mesh: under_set_mesh(m)
+make_array_from_callback: jax.make_array_from_callback(X.shape, NamedSharding(m, P("x")), X.__getitem__)
+of a process: jax.make_array_from_process_local_data(NamedSharding(m, P("y")), X)
+global_array: global_array(X, ["i", ...], {"i": "x"}, mesh=m)
+arrays on both meshes: jax.device_put(X, NamedSharding(m, P("x"))) + on_their_mesh()
+its parts: (m.devices, m.device_ids, m.local_mesh.devices, m.abstract_mesh.axis_sizes, m.axis_sizes)
+""",
+    "m",
+    globals(),
+)
 
 
-@pytest.mark.parametrize("use", USES_OF_A_MESH.values(), ids=USES_OF_A_MESH.keys())
+@pytest.mark.parametrize("use", USES_OF_A_MESH.values(), ids=USES_OF_A_MESH)
 def test_our_mesh_is_accepted_wherever_jaxs_is(use):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ours = jax.tree.leaves(use(Mesh(SQUARE, ("x", "y"))))
-    theirs = jax.tree.leaves(use(THEIR_MESH()))
+    theirs = jax.tree.leaves(use(their_mesh()))
     for mine, expected in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(mine, expected)
         if isinstance(expected, jax.Array):
             assert type(mine.sharding) is type(expected.sharding)
             assert mine.sharding == expected.sharding
-            assert mine.sharding.mesh == THEIR_MESH()
+            assert mine.sharding.mesh == their_mesh()
             assert mine.sharding.spec == expected.sharding.spec
 
 
 def test_our_mesh_equals_jaxs_both_ways():
-    ours, theirs = Mesh(SQUARE, ("x", "y")), THEIR_MESH()
+    ours, theirs = Mesh(SQUARE, ("x", "y")), their_mesh()
     assert isinstance(ours, jax.sharding.Mesh)
     assert ours == theirs
     assert theirs == ours
@@ -172,7 +169,7 @@ def test_a_function_is_traced_and_compiled_once_for_our_mesh_and_jaxs():
         traces.append(x)
         return x * 3
 
-    meshes = Mesh(SQUARE, ("x", "y")), THEIR_MESH(), mesh(SQUARE, ("x", "y"))
+    meshes = Mesh(SQUARE, ("x", "y")), their_mesh(), mesh(SQUARE, ("x", "y"))
     arrays = [jax.device_put(X, NamedSharding(m, P("x"))) for m in meshes]
 
     def listen(event, duration, **kwargs):
@@ -219,7 +216,7 @@ def test_copies_of_our_mesh_are_equal_to_it_and_contexts(copied):
     )
     assert again.axis_types == (AxisType.Auto, AxisType.Explicit)
     sharding = copied(NamedSharding(Mesh(SQUARE, ("x", "y")), P("x")))
-    assert sharding == NamedSharding(THEIR_MESH(), P("x"))
+    assert sharding == NamedSharding(their_mesh(), P("x"))
     with copied(Mesh(SQUARE, ("x", "y"))):
         np.testing.assert_allclose(centre()(X), CENTRED)
 
@@ -228,8 +225,8 @@ def test_xmap_leaves_jaxs_mesh_and_its_class_alone():
     before = dict(vars(jax.sharding.Mesh))
     with Mesh(SQUARE, ("x", "y")):
         assert dict(vars(jax.sharding.Mesh)) == before
-    assert type(THEIR_MESH()) is jax.sharding.Mesh
-    assert not hasattr(THEIR_MESH(), "physical_mesh")
+    assert type(their_mesh()) is jax.sharding.Mesh
+    assert not hasattr(their_mesh(), "physical_mesh")
 
 
 EMPTY = {
@@ -258,7 +255,7 @@ def test_the_empty_mesh_is_no_mesh_in_scope(empty):
                 assert_lies(centre()(X), DEVICES, ("x",), P("x"), CENTRED)
             assert_no_mesh()
         assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
-    with jax.set_mesh(THEIR_MESH()):
+    with jax.set_mesh(their_mesh()):
         with empty():
             assert_no_mesh()
         np.testing.assert_allclose(centre()(X), CENTRED)
@@ -284,7 +281,7 @@ def test_our_context_survives_the_end_of_jaxs(no_mesh_contexts):
     with pytest.raises(KeyError), mesh(DEVICES, "x"):
         raise KeyError
     assert_no_mesh()
-    with jax.set_mesh(THEIR_MESH()):
+    with jax.set_mesh(their_mesh()):
         assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
 
 
@@ -603,17 +600,18 @@ def weighted(resources=(("i", "x"),), **options):
     )
 
 
-COMMITTED = {
-    "the first device": lambda: (ONE_DEVICE(0), X),
-    "another device": lambda: (ONE_DEVICE(5), X),
-    "a jitted function's result": lambda: (jax.jit(lambda x: x + 0)(ONE_DEVICE(2)), jnp.asarray(X)),
-    "two devices": lambda: (ONE_DEVICE(1), ONE_DEVICE(6)),
-    "one device and the mesh": lambda: (ON_THE_MESH(), ONE_DEVICE(3)),
-    "a mesh of one device": lambda: (
-        jax.device_put(X, NamedSharding(mesh(DEVICES[4:5], "z"), P("z"))),
-        X,
-    ),
-}
+COMMITTED = expressions(
+    """
+the first device: (ONE_DEVICE(0), X)
+another device: (ONE_DEVICE(5), X)
+a jitted function's result: (jax.jit(lambda x: x + 0)(ONE_DEVICE(2)), jax.device_put(X))
+two devices: (ONE_DEVICE(1), ONE_DEVICE(6))
+one device and the mesh: (ON_THE_MESH(), ONE_DEVICE(3))
+a mesh of one device: (jax.device_put(X, NamedSharding(mesh(DEVICES[4:5], "z"), P("z"))), X)
+""",
+    "",
+    globals(),
+)
 
 
 @pytest.mark.parametrize("arguments", COMMITTED.values(), ids=COMMITTED.keys())
@@ -652,33 +650,30 @@ NOTE = (
     "xmap moves an array that is committed to one device to the mesh only in a direct call. Otherwise move it: "
     "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
 )
-# How a call may be refused, and whether it is one of xmap's own, which sees the arrays.
-REFUSED = {
-    "grad": (False, lambda: jax.grad(lambda v: weighted()({"v": v}, X).sum())(ONE_DEVICE(3))),
-    "vmap": (
-        False,
-        lambda: jax.vmap(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3, np.stack([X, X]))),
-    ),
-    "jit": (False, lambda: jax.jit(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3))),
-    "another mesh": (True, lambda: weighted()({"v": ON_ANOTHER_MESH()}, X)),
-    "another mesh and one device": (
-        True,
-        lambda: weighted()({"v": ON_ANOTHER_MESH()}, ONE_DEVICE(3)),
-    ),
-    "ahead of time": (False, lambda: weighted().lower({"v": ONE_DEVICE(3)}, X)),
-}
+# How a call may be refused; the last two are xmap's own calls, which see the arrays.
+REFUSED = expressions(
+    """
+grad: jax.grad(lambda v: weighted()({"v": v}, X).sum())(ONE_DEVICE(3))
+vmap: jax.vmap(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3, np.stack([X, X])))
+jit: jax.jit(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3))
+ahead of time: weighted().lower({"v": ONE_DEVICE(3)}, X)
+another mesh: weighted()({"v": ON_ANOTHER_MESH()}, X)
+another mesh and one device: weighted()({"v": ON_ANOTHER_MESH()}, ONE_DEVICE(3))
+""",
+    "",
+    globals(),
+)
 
 
-@pytest.mark.parametrize(("directly", "call"), REFUSED.values(), ids=REFUSED.keys())
-def test_where_committed_arrays_are_refused_a_direct_call_says_what_to_do(directly, call):
+@pytest.mark.parametrize("name", REFUSED)
+def test_where_committed_arrays_are_refused_a_direct_call_says_what_to_do(name):
     with (
         pytest.raises(ValueError, match="Received incompatible devices") as caught,
         mesh(SQUARE, ("x", "y")),
     ):
-        call()
-    assert [note for note in getattr(caught.value, "__notes__", ()) if "committed" in note] == [
-        NOTE
-    ] * directly
+        REFUSED[name]()
+    notes = [note for note in getattr(caught.value, "__notes__", ()) if "committed" in note]
+    assert notes == ([NOTE] if name.startswith("another mesh") else [])
 
 
 def test_what_was_moved_first_has_its_gradient():

@@ -188,6 +188,7 @@ NOT_CALLING += [(tangent_of_root, "gradient"), (tangent_of_root, "tangent")]
 CALLING = [case for case in CASES if case not in NOT_CALLING]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("rule", "how"), CALLING, ids=lambda x: getattr(x, "__name__", x))
 def test_a_rule_may_call_an_xmap_over_a_mesh_axis(rule, how):
     def called(u):

@@ -356,9 +356,11 @@ def holders():
 
     seen = jex_core.Primitive("seen")
     seen.def_abstract_eval(lambda x: x)
-    batching.fancy_primitive_batchers[seen] = lambda axis_data, xs, dims: keep(
-        "axis_data", axis_data, (seen.bind(*xs), *dims)
-    )
+
+    def batched(axis_data, xs, dims):
+        return keep("axis_data", axis_data, (seen.bind(*xs), *dims))
+
+    batching.fancy_primitive_batchers[seen] = batched
     mlir.register_lowering(seen, lambda ctx, x: keep("ctx", ctx, [x]))
     jax.jit(jax.vmap(seen.bind)).lower(np.ones(2))
     for transformed in (jax.make_jaxpr, jax.vmap, jax.grad):
