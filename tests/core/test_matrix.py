@@ -887,6 +887,7 @@ def spied(monkeypatch):
 
 
 def test_every_rule_is_used(spied):
+    """A new collective needs a paragraph of operations.txt."""
     of_rules = [name for name in OPERATIONS if "lax." in name and "custom" not in name]
     cells = tuple(Cell(operation, ("a",), "varying") for operation in of_rules)
     mode = ("inner xmap over both", "vjp")

@@ -263,20 +263,6 @@ def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path):
     assert (now[0], now[2], now[4]) == (cells[0], cells[2], cells[4])
 
 
-def test_json(tmp_path):
-    (tmp_path / "a.py").write_text("import jax\njax.tree_map\njax.nonsense\n")
-    (tmp_path / "b.py").write_text("import jax; def broken(:\n")
-    done = check(".", "--output-format", "json", cwd=tmp_path)
-    printed = json.loads(done.stdout)
-    found = printed["findings"]
-    assert done.returncode == 1 and "Not seen: names made at run time" in printed["not seen"]
-    assert [(f["path"], f["line"], f["name"], f["kind"], f["dies"]) for f in found] == [
-        ("a.py", 2, "jax.tree_map", "restored", False),
-        ("a.py", 3, "jax.nonsense", "gone", True),
-        ("b.py", 1, "cannot be read", "error", True),
-    ]
-
-
 def test_fix_keeps_what_it_does_not_change_and_lists_what_is_left(tmp_path):
     source = b"# coding: latin-1\r\nimport jax\r\nx = '\xe9'; jax.tree_map(abs, [-1])\r\njax.device_put_replicated\r\n"
     (tmp_path / "p.py").write_bytes(source)
@@ -343,10 +329,8 @@ def test_report_lists_what_a_run_looked_up_also_when_it_ends_with_an_error(tmp_p
     ]
     (tmp_path / "p.py").write_text("import jax\n")
     assert "the program looked up no name" in check("--report", "-m", "p", cwd=tmp_path).stdout
-    (tmp_path / "n.ipynb").write_text(
-        json.dumps(notebook_of("import jax\n", "%time\njax.tree_map"))
-    )
-    assert "n.ipynb:cell 2:2: jax.tree_map: " in check("--report", "n.ipynb", cwd=tmp_path).stdout
+    refused = check("--report", "n.ipynb", cwd=tmp_path)
+    assert refused.returncode == 2 and "give a notebook as a PATH" in refused.stderr
 
 
 def test_a_name_is_found_in_a_file_that_takes_its_module_from_another(tmp_path):
@@ -358,56 +342,17 @@ def test_a_name_is_found_in_a_file_that_takes_its_module_from_another(tmp_path):
     assert found == [("user.py", 3, "jax.numpy.product"), ("user.py", 4, "jax.numpy.cumproduct")]
 
 
-DIFFERING = """
-import jax
-import numpy as np
-import old_library
-from jax.experimental.maps import Mesh, xmap
-f = xmap(lambda v: v * 2, ['i'], {}, axis_resources={'i': 'x'})
-def inside(v):
-    return jax.grad(lambda u: u * u)(v)
-def total(v):
-    return jax.lax.psum(inside(v) * v, 'i')
-g = xmap(total, ['i'], {})
-jax.jit(g)(np.ones(1))
-with Mesh(np.array(jax.devices()[:1]), ('x',)):
-    f(np.ones(1))
-    jax.value_and_grad(jax.jit(lambda v: g(v)))(np.ones(1))
-xmap(lambda v: v, ['i'], ['i'], axis_resources={'unused': 'x'})
-jax.random.normal(jax.random.PRNGKey(0))
-assert g.plan(np.ones(1)).calls and g.lower(np.ones(1)) and isinstance(g, type(g))
-"""
-
-
-def test_report_has_installed_packages_apart_and_what_differs_from_legacy(tmp_path):
+def test_report_lists_installed_packages_by_themselves(tmp_path):
     library = tmp_path / "site-packages"
     library.mkdir()
     (library / "old_library.py").write_text("import jax\njax.tree_map(abs, [1])\n")
-    (tmp_path / "p.py").write_text(DIFFERING)
-    # Also packages that are installed have to be on the path of a process that warns of nothing else.
-    path = f"{library}:{ROOT}"
-    done = run(
-        "-W",
-        "default",
-        "-m",
-        "xmap_compat",
-        "check",
-        "--report",
-        "p.py",
-        cwd=tmp_path,
-        PYTHONPATH=path,
+    (tmp_path / "p.py").write_text("import old_library\n")
+    done = check("--report", "p.py", cwd=tmp_path, PYTHONPATH=f"{library}:{ROOT}")
+    head, packages = done.stdout.split("\n\n")
+    assert head == "xmap_compat check: the program looked up no name that JAX removed"
+    assert packages.startswith(
+        "in installed packages:\nsite-packages/old_library.py:2: jax.tree_map: "
     )
-    own, packages, differs = done.stdout.split("\n\n")
-    assert done.returncode == 0 and "tree_map" not in own
-    assert re.findall(r"(?m)^(.*):(\d+): (\S+):", packages) == [
-        ("site-packages/old_library.py", "2", "jax.tree_map")
-    ]
-    head, undeclared, unused, gradient, numbers = differs.splitlines()
-    assert head == "what differs from legacy:"
-    assert undeclared.startswith("p.py:14: result of the xmapped function")
-    assert unused.startswith("p.py:16: Ignored: axis_resources has entries for `unused`")
-    assert gradient.startswith("p.py:15: jax.value_and_grad through xmapped total: exact")
-    assert numbers.startswith("p.py:17: random numbers: ") and "--old-random" in numbers
 
 
 def test_a_terminal_shows_the_progress(tmp_path, monkeypatch):

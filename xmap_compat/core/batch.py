@@ -150,6 +150,17 @@ def index_of(view: DeviceView, names: AxisNames) -> NamedValue:
     return index
 
 
+def kept_where(
+    view: DeviceView, value: NamedValue, names: AxisNames, is_kept: Callable[[Any], Any]
+) -> NamedValue:
+    """A value that is zero where ``is_kept`` of an element's index over the axes is false."""
+
+    def keep(x, index):
+        return jnp.where(is_kept(index), x, jnp.zeros_like(x))
+
+    return apply_positional(view, keep, value, index_of(view, names))
+
+
 def _row_major(size, major, minor):
     return major * size + minor
 

@@ -105,6 +105,9 @@ class DeviceView:
         size = lax.axis_size(name)
         return Placement(name, size, mesh_axes=(name,), mesh_sizes=(size,))
 
+    def placements_without_loops(self) -> dict[AxisName, Placement]:
+        return {name: place.without_loops() for name, place in self.placements.items()}
+
     def is_bound(self, name: AxisName) -> bool:
         return name in self.placements
 

@@ -105,12 +105,7 @@ def _run_pieces(nest, eqns, whole, wanted, env):
 
 def _run_whole(nest, eqn, env):
     view = nest.ev.view
-    placements = {name: place.without_loops() for name, place in view.placements.items()}
-    without_loops = dataclasses.replace(
-        nest.ev,
-        view=dataclasses.replace(view, placements=placements),
-        checker=dataclasses.replace(nest.ev.checker, placements=placements),
-    )
+    without_loops = nest.ev.placing(view.placements_without_loops())
     values = {variable: _joined(view, env[variable]) for variable in _variables(eqn.invars)}
     without_loops.run([eqn], values)
     results = {variable: _chunked(view, values[variable], nest.lengths) for variable in eqn.outvars}

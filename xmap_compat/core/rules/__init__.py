@@ -12,8 +12,7 @@ from xmap_compat.core import once
 from xmap_compat.core.collectives import COLLECTIVES, has_groups
 from xmap_compat.core.device import equal_parts, laid_out_over
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules import contraction as contraction  # they fill COLLECTIVES
-from xmap_compat.core.rules import exchanges as exchanges
+from xmap_compat.core.rules import exchanges as exchanges  # they fill COLLECTIVES
 from xmap_compat.core.rules import gathers as gathers
 from xmap_compat.core.rules import reductions as reductions
 from xmap_compat.core.specs import AxisNames

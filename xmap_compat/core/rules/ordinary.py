@@ -27,7 +27,8 @@ _GENERAL = None  # what a rule returns for operands that need the general way
 
 def bind_ordinary(view: DeviceView, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
     """The results of an equation that knows nothing of names."""
-    primitive, params = eqn.primitive, eqn.params
+    primitive = eqn.primitive
+    params = eqn.params
     if view.typed:
         mesh_axes = view.mesh_axes_of(union_of_names(operands))
         primitive, params = _jax.local_operation(eqn, mesh_axes)
@@ -175,7 +176,7 @@ def _broadcast_in_dim(view, primitive, operands, params):
     if dynamic or None in named:
         return _GENERAL
     lead = len(named)
-    sizes = [view.placements[n].local_size for n in named]
+    sizes = view.local_sizes(named)
     kept = [lead + d for d in params["broadcast_dimensions"]]
     params = {
         **params,

@@ -309,7 +309,7 @@ def modernized(files: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, bytes], 
     """Files with today's names for what JAX has removed elsewhere, as ``check --fix`` writes them,
     and what it leaves.
     """
-    of_xmap = [name for name in (*table.NAMES, *table.MODULES) if f"{name}.".startswith(GONE)]
+    of_xmap = [name for name in table.ALL if f"{name}.".startswith(GONE)]
     texts = dict(files)
     with tempfile.TemporaryDirectory() as folder:
         copies = {Path(folder + path).resolve(): path for path in texts}
