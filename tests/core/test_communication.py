@@ -382,28 +382,9 @@ def gathered_in_scan(gather, w, x):
     return jnp.sum(lax.scan(turn, x, jnp.arange(1.0, 4.0))[0])
 
 
-def gathered_before_scan(gather, w, x):
-    whole = gather(w)
-    return jnp.sum(
-        lax.scan(lambda c, _: (jnp.tanh(c @ whole @ whole.T), None), x, None, length=3)[0]
-    )
-
-
-def gathered_in_jit(gather, w, x):
-    return jnp.sum((x @ jax.jit(gather)(w)) ** 2)
-
-
 def gathered_in_cond(gather, w, x):
     whole = gather(w)
     return jnp.sum(lax.cond(jnp.sum(x) > 0, lambda u: jnp.tanh(x @ u), lambda u: x @ u, whole))
-
-
-def gathered_and_normed(gather, w, x):
-    whole = gather(w)
-    scale = lax.rsqrt(
-        jnp.mean((whole - whole.mean(-1, keepdims=True)) ** 2, axis=-1, keepdims=True) + 1e-3
-    )
-    return jnp.sum((x @ (whole * scale)) ** 2)
 
 
 def gathered_and_activated(gather, w, x):
@@ -429,10 +410,7 @@ GATHERED = {
     for fun in [
         gathered_in_checkpoint,
         gathered_in_scan,
-        gathered_before_scan,
-        gathered_in_jit,
         gathered_in_cond,
-        gathered_and_normed,
         gathered_and_activated,
         gathered_and_cut,
         gathered_and_used_twice,

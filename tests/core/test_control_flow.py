@@ -593,15 +593,8 @@ POLICIES = {
     "none": None,
     "everything": jax.checkpoint_policies.everything_saveable,
     "nothing": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_saveable,
-    "dots without batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "names": jax.checkpoint_policies.save_only_these_names("hidden"),
     "all but names": jax.checkpoint_policies.save_anything_except_these_names("hidden"),
-    "any names but": jax.checkpoint_policies.save_any_names_but_these("other"),
-    "both": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_saveable,
-        jax.checkpoint_policies.save_only_these_names("hidden"),
-    ),
 }
 
 

@@ -20,7 +20,6 @@ from xmap_compat import Mesh, xmap
 
 X = np.arange(16, dtype=np.float32).reshape(4, 4)
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
-EXPLICIT = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
 
 
 def bug(lines, **options):
@@ -318,20 +317,6 @@ def test_a_shift_in_place_on_cpu(program, shift):
         np.testing.assert_allclose(sum_over_rows(shift)(x), expected, rtol=1e-5)
     else:
         np.testing.assert_array_equal(on_rows(twice(shift))(x), shifted_by_hand(x, 2))
-
-
-@bug("nothing; docs/questions.md says so", raises=AssertionError)
-def test_a_shift_in_place_with_a_dimension_added_on_cpu():
-    v = numbers(6)
-    np.testing.assert_array_equal(
-        jax.jit(lambda v: shifted(v)[None])(v), shifted_by_hand(v[None], 1)
-    )
-
-
-@bug("nothing; docs/questions.md says so", raises=AssertionError)
-def test_a_shift_in_place_in_a_reference_on_cpu():
-    x = numbers(4, 6)
-    np.testing.assert_array_equal(on_rows(written_twice(shifted))(x), shifted_by_hand(x, 2))
 
 
 @pytest.mark.parametrize("shift", RIGHT_SHIFTS.values(), ids=RIGHT_SHIFTS.keys())

@@ -831,20 +831,14 @@ def test_the_chosen_cells_cover_all_pairs():
     assert wanted - seen == set()
 
 
-def test_the_quick_programs_use_all_there_is():
-    """Every operation with and without derivatives, placement, mode and dtype, in what runs without ``--slow``."""
-    quick = [PROGRAMS_AND_PLACEMENTS[k] for k in QUICK]
-    assert {program for program, _ in quick} == set(PROGRAMS)
-    placements = {(name, is_smooth(*program[:2])) for program, name in quick}
-    assert placements == {(name, smooth) for name in PLACEMENTS for smooth in [False, True]}
-    seen = {
-        (cell.operation, is_smooth(*program[:2]))
-        for program, name in quick
-        for cell in chosen_cells(name, program)
-    }
-    assert {
-        (operation, smooth) for operation in OPERATIONS for smooth in [False, True]
-    } - seen == set()
+def test_the_quick_programs_use_every_operation():
+    """With and without derivatives, in what runs without ``--slow``."""
+    seen = set()
+    for k in QUICK:
+        program, name = PROGRAMS_AND_PLACEMENTS[k]
+        smooth = is_smooth(*program[:2])
+        seen |= {(cell.operation, smooth) for cell in chosen_cells(name, program)}
+    assert len(seen) == 2 * len(OPERATIONS)
 
 
 #: Functions of jax.lax with an ``axis_name`` that say what shard_map is told, and compute nothing over named axes.

@@ -135,15 +135,11 @@ def test_positional_dimensions_of_size_zero():
 
 MAPPED = {
     "bool": np.arange(8) % 3 == 0,
-    "uint8": np.arange(250, 258).astype(np.uint8),
     "int8": np.arange(-4, 4, dtype=np.int8),
-    "int32": np.arange(8, dtype=np.int32),
-    "float16": np.arange(8, dtype=np.float16) / 3,
     "bfloat16": (jnp.arange(8) / 3).astype(jnp.bfloat16),
     "float32": np.arange(8, dtype=np.float32) / 3,
     "complex64": (np.arange(8) * (1 - 2j)).astype(np.complex64),
     "weak float": jnp.broadcast_to(2.5, (8,)),
-    "weak int": jnp.broadcast_to(3, (8,)),
 }
 TYPED_PLACEMENTS = {name: PLACEMENTS[name] for name in ("none", "part", "full", "loop")}
 
@@ -162,14 +158,9 @@ def test_mapped_values_keep_dtypes_and_weak_types(x, placement, mesh42):
 
 UNMAPPED = {
     "int": 3,
-    "float": 2.5,
     "bool": True,
-    "complex": 1j,
-    "numpy float32": np.float32(2),
     "numpy int8": np.int8(3),
-    "numpy bool": np.bool_(True),
     "numpy array of rank 0": np.array(2, np.uint8),
-    "jax scalar": jnp.float32(2),
     "weak jax scalar": jnp.asarray(2.0),
     "bfloat16": jnp.bfloat16(2),
 }
