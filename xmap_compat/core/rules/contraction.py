@@ -77,7 +77,10 @@ class Skipped:
 
     def without(self, known: Container[Hashable]) -> Skipped | None:
         """What is left to check when some axes have been checked; None if nothing is."""
-        left = [entry for entry in self.skipped if entry[1] not in known]
+        left = []
+        for index, axis, by in self.skipped:
+            if axis not in known:
+                left.append((index, axis, by))
         if not left:
             return None
         return Skipped(self.spec, self.operands, tuple(left))

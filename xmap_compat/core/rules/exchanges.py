@@ -184,7 +184,11 @@ def _exchange(view, value, names, split):
     return NamedValue(data, (None, *names_of(local), *left), value.names)
 
 
-@collective("ppermute", varied, check=check_permutation)
+def _is_full(params, elements):
+    return len(params["perm"]) == elements
+
+
+@collective("ppermute", varied, check=check_permutation, moves=_is_full)
 def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """``lax.ppermute``: move elements between positions of the axes; positions that receive nothing
     are zero.

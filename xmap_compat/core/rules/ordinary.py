@@ -61,11 +61,12 @@ def _elementwise(view, primitive, operands, params):
     longest = max((v.dims for v in operands), key=len)
     dims = _with_missing(longest, operands)
     may_be_scalars = max(ranks, default=0) > 0 or primitive.name not in _NO_SCALARS
-    shape = max((v.positional_shape() for v in operands), key=len)
     data = []
     for value in operands:
         x = cast_to(view, value, names).data
-        if value.dims or not may_be_scalars:
+        stays = value.dims == dims or (may_be_scalars and not value.dims)
+        if not stays:
+            shape = max((v.positional_shape() for v in operands), key=len)
             x = _aligned(view, x, value.dims, dims, shape)
         data.append(x)
     return _bind(primitive, data, params, dims, names)

@@ -78,7 +78,7 @@ from xmap_compat.core.structured.callables import (
     positional_zero,
     staged_callable,
 )
-from xmap_compat.core.values import NamedValue, common, split, union_of_names
+from xmap_compat.core.values import NamedValue, common, names_of_each, split, union_of_names
 
 
 def cotangents_of_operands(
@@ -170,7 +170,7 @@ def _apply_where_once(ev, staged, first, axes, wanted):
         cts = [_once_in(ev.view, ct, axes, divided) for ct in staged.operands[first:]]
         return [*staged.operands[:first], *cts]
 
-    inputs = [v.names for v in operands_divided_over(NONE)]
+    inputs = names_of_each(operands_divided_over(NONE))
     names = ev.checker.check(staged.jaxpr, inputs)
     both_ways = staged.restore([once.used_both_ways(n) for n in names])
     outs: dict[Names, list[NamedValue | None]] = {}
