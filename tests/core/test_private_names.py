@@ -83,7 +83,7 @@ MOST_NEEDED, MOST = 7, 25
 TEXTS = {
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
     "core.notes": 3,  # notes on errors of JAX and NumPy
-    "tools.leave.helper.named_axes": 2,  # jax.vmap has no type for a result that is mapped after all
+    "tools.leave.helper.named_axes": 1,  # jax.vmap has no type for a result that is mapped after all
     "xmapped": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
 }
 
