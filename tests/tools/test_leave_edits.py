@@ -1030,6 +1030,16 @@ def edited(tmp_path, text, suffix=".py"):
     return found.changes.get(path, (data, data))[1], found.left
 
 
+def test_the_helper_is_imported_in_one_line_below_what_changes_the_path(tmp_path):
+    head = "import sys\n{}sys.path.insert(0, 'lib')\nimport numpy\n{}f = lambda v: psum(v, 'i'), SerialLoop\n"
+    text = head.format(
+        "from jax.lax import psum\nfrom jax.experimental.maps import SerialLoop\n", ""
+    )
+    new, left = edited(tmp_path, text)
+    assert new.decode() == head.format("", "from named_axes import SerialLoop, psum\n")
+    assert not left
+
+
 SET = {
     "once": "maps.thread_resources.env = maps.ResourceEnv(mesh, ())",
     "kept and put back": "old = maps.thread_resources.env\nmaps.thread_resources.env = old.with_mesh(mesh)",
