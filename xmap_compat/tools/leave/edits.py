@@ -12,6 +12,7 @@ import functools
 import os
 import re
 import tempfile
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from xmap_compat.tools.leave.places import GONE, HOMES, Source
 from xmap_compat.tools.leave.xmap_calls import Found, Span, XmapCall, span_of
 from xmap_compat.tools.source.bindings import IMPORTS, Names
 from xmap_compat.tools.source.layout import applied, program_of, python_of, replacing
-from xmap_compat.tools.source.renaming import TOKEN, Renaming
+from xmap_compat.tools.source.renaming import Renaming
 
 # What takes the place of other names of old modules: always, or where no xmap stays.
 _ALWAYS = {"jax.experimental.pjit.with_sharding_constraint": "{jax.lax:with_sharding_constraint}"}
@@ -79,7 +80,7 @@ class Program:
         self.helper = Helper(files, found.files, beside)
         self.modules = {name.partition(".")[0] for name in found.files.values()} - {""}
         axes: set[Any] = set()
-        traced: dict[str, set[Span]] = {path: set() for path in files}
+        traced: dict[str, set[Span]] = defaultdict(set)
         for c in found.xmap_calls:
             axes |= c.axes
             for path, span in c.collectives:
@@ -176,7 +177,6 @@ class Program:
           stays: whether an xmap stays.
           installs: whether calls of ``install()`` stay.
         """
-        self.functions: set[str] = set()
         renamings: dict[str, Renaming] = {}
         for path, source in self.sources.items():
             renaming = Renaming(source.names, source.lines, GONE, self.exported)
@@ -187,7 +187,9 @@ class Program:
             renamings[path] = renaming
         self.helper.settle([path for path, renaming in renamings.items() if renaming.is_asked])
         texts = {}
+        self.functions: set[str] = set()
         for path, renaming in renamings.items():
+            self.functions |= renaming.asked_of("h")
             renaming.homes = {"h": self.helper.module_for(path)}
             texts[path] = applied(self.files[path], path, renaming.edits())
         texts, unmended = modernized(tuple(texts.items()))
@@ -202,14 +204,13 @@ class Program:
 
     def _ask(self, source: Source, renaming: Renaming, stays: bool, installs: bool) -> None:
         for node, function in source.functions.items():
-            self._rename(renaming, node, f"{{h:{function}}}")
+            renaming.rename(node, f"{{h:{function}}}")
         for call in source.methods:
             self._ask_method(source, renaming, call)
         for value in source.layers:
             start, end, _ = replacing(value, "")
             renaming.write(start, start, "{h:axes_of}(")
             renaming.write(end, end, ")")
-            self.functions.add("axes_of")
         names = _ALWAYS if stays else _ALWAYS | _WITHOUT_XMAP
         for node in source.names.nodes:
             name = source.names.of(node)
@@ -218,13 +219,9 @@ class Program:
                 if is_install or _is_option(node.value):
                     renaming.remove(node)
             elif name in names and isinstance(node.ctx, ast.Load):
-                self._rename(renaming, node, names[name])
+                renaming.rename(node, names[name])
             elif name.endswith("thread_resources.env") and not isinstance(node.ctx, ast.Load):
                 raise Refused(messages.ENVIRONMENT.format(where=source.where(node)))
-
-    def _rename(self, renaming: Renaming, node: ast.AST, text: str) -> None:
-        renaming.rename(node, text)
-        self.functions.update(name for home, name in TOKEN.findall(text) if home == "h")
 
     def _ask_method(self, source: Source, renaming: Renaming, call: ast.Call) -> None:
         """``v.min("i")`` becomes ``min(v, "i")`` of the helper."""
@@ -236,13 +233,11 @@ class Program:
         closing, _, _ = source.between(dot, given).partition(f".{function.attr}")
         renaming.write(start, start, f"{{h:{function.attr}}}(")
         renaming.write(dot, given, f"{closing.rstrip()}, ")
-        self.functions.add(function.attr)
 
     def _ask_xmap(self, source: Source, renaming: Renaming, c: XmapCall) -> None:
         """``xmap(`` becomes ``mapped(``, or a ``partial`` function of it."""
         callee: Any = self._callee(c)
         call: Any = source.names.parents[callee]
-        self.functions.add("mapped")
         options = "undeclared=True" if c.undeclared else ""
         keywords = [k.arg for k in call.keywords]
         if call.func is callee and not call.args and keywords[:1] not in ([], ["fun"], [None]):
@@ -254,9 +249,9 @@ class Program:
             renaming.write(start, (first.lineno, first.col_offset), text)
             renaming.cover(callee)
         elif options:
-            self._rename(renaming, callee, f"{{functools:partial}}({{h:mapped}}, {options})")
+            renaming.rename(callee, f"{{functools:partial}}({{h:mapped}}, {options})")
         else:
-            self._rename(renaming, callee, "{h:mapped}")
+            renaming.rename(callee, "{h:mapped}")
 
     def _places(
         self, path: str, data: bytes, patched: Sequence[XmapCall]

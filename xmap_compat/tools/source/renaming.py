@@ -92,6 +92,12 @@ class Renaming:
     def is_asked(self) -> bool:
         return bool(self._renamed or self._written)
 
+    def asked_of(self, module: str) -> set[str]:
+        """The names of a module that the new texts have."""
+        texts = [*self._renamed.values(), *(edit.text for edit in self._written)]
+        tokens = TOKEN.findall(" ".join(texts))
+        return {name for home, name in tokens if home == module}
+
     # ---- the edits
 
     def edits(self) -> list[Edit]:
