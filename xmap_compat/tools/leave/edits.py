@@ -23,7 +23,7 @@ from xmap_compat.tools.leave.patch import Changes, Refused, contents
 from xmap_compat.tools.leave.place_of_helper import Helper
 from xmap_compat.tools.leave.places import GONE, HOMES, Source
 from xmap_compat.tools.leave.xmap_calls import Found, Span, XmapCall, span_of
-from xmap_compat.tools.source.bindings import IMPORTS, Names
+from xmap_compat.tools.source.bindings import IMPORTS, Names, text_of
 from xmap_compat.tools.source.layout import applied, program_of, python_of, replacing
 from xmap_compat.tools.source.renaming import Renaming
 
@@ -153,15 +153,17 @@ class Program:
         if left and not stays:
             texts, _ = self._texts(patched, stays, installs=True)
         changes: dict[str, tuple[bytes | None, bytes]] = {}
+        places = []
         with_mesh = ""
         for path, data in texts.items():
+            places += self._places(path, data, patched)
             if data != self.files[path]:
                 changes[path] = self.files[path], data
                 with_mesh = with_mesh or _line_with_mesh(path, data)
         changes |= self.helper.change(self.functions)
         return Edited(
             changes=changes,
-            places=[place for path in texts for place in self._places(path, texts[path], patched)],
+            places=places,
             left=[*left, *others],
             helper=self.helper.path,
             functions=sorted(self.functions),
@@ -185,7 +187,8 @@ class Program:
                 if c.file == path:
                     self._ask_xmap(source, renaming, c)
             renamings[path] = renaming
-        self.helper.settle([path for path, renaming in renamings.items() if renaming.is_asked])
+        asked = {path for path, renaming in renamings.items() if renaming.is_asked}
+        self.helper.settle(sorted(asked))
         texts = {}
         self.functions: set[str] = set()
         for path, renaming in renamings.items():
@@ -194,11 +197,11 @@ class Program:
             texts[path] = applied(self.files[path], path, renaming.edits())
         texts, unmended = modernized(tuple(texts.items()))
         left = [*unmended]
-        ours = ("xmap_compat", "install") if installs else ()
         for path, data in texts.items():
-            for node in Names(program_of(data, path).tree).nodes:
+            for node in ast.walk(program_of(data, path).tree):
                 for alias in old_aliases(node):
-                    if alias.name not in ours:
+                    is_for_install = alias.name in ("xmap_compat", "install")
+                    if not (installs and is_for_install):
                         left.append(f"{alias.name} of {os.path.basename(path)}:{node.lineno}")
         return texts, left
 
@@ -238,14 +241,13 @@ class Program:
         """``xmap(`` becomes ``mapped(``, or a ``partial`` function of it."""
         callee: Any = self._callee(c)
         call: Any = source.names.parents[callee]
-        options = "undeclared=True" if c.undeclared else ""
+        options = "undeclared=True" * c.undeclared
         keywords = [k.arg for k in call.keywords]
         if call.func is callee and not call.args and keywords[:1] not in ([], ["fun"], [None]):
             # A decorator, which takes the function later.
             first = call.keywords[0]
             start, _, _ = replacing(callee, "")
-            more = f"{options}, " if options else ""
-            text = f"{{functools:partial}}({{h:mapped}}, {more}"
+            text = f"{{functools:partial}}({{h:mapped}}, {options}{', ' * c.undeclared}"
             renaming.write(start, (first.lineno, first.col_offset), text)
             renaming.cover(callee)
         elif options:
@@ -275,8 +277,7 @@ class Program:
 
 def _is_option(call: ast.Call) -> bool:
     """Whether a call sets an option of xmap."""
-    name = getattr(call.args[0], "value", "") if call.args else ""
-    return bool(_OPTION.match(str(name)))
+    return bool(call.args) and bool(_OPTION.match(text_of(call.args[0])))
 
 
 def _mapped_in(names: Names) -> list[ast.AST]:
