@@ -1171,6 +1171,7 @@ def spied(monkeypatch):
 
 
 def test_every_rule_is_used(spied):
+    """A new collective needs an operation of this file."""
     cells = tuple(Cell(operation, ("a",), "varying") for operation in [*COLLECTIVES, *VOCABULARY])
     results_of(
         PLACEMENTS["partial"], ("inner xmap over both", "vjp"), "f", cells, run=jax.eval_shape

@@ -253,22 +253,3 @@ class Model:
 
 def _names(axis):
     return tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-
-
-#: The oracle of each collective primitive that the package has a rule for.
-PRIMITIVES = {
-    "psum": Model.psum,
-    "pmax": Model.pmax,
-    "pmin": Model.pmin,
-    "axis_index": Model.axis_index,
-    "all_gather": Model.all_gather,
-    "reduce_scatter": Model.psum_scatter,
-    "all_to_all": Model.all_to_all,
-    "ppermute": Model.ppermute,
-    "pbroadcast": Model.pbroadcast,
-    "pdot": Model.pdot,
-    "device_vary": Model.device_vary,
-    "device_sum": Model.device_sum,
-    "device_gather": Model.device_gather,
-    "device_take": Model.device_take,
-}
