@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental.ode import odeint
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from tables import expressions
 
 from xmap_compat import Mesh, SerialLoop, xmap
 
@@ -114,26 +115,36 @@ def test_typed_keys_are_exchanged(mesh42, resources, named, out_axes, positional
 # ------------------------------------------------------------------ arguments of collectives
 
 
-LITERALS = {
-    "all_gather": (lambda: lax.all_gather(2.5, "a").sum(), 2.5 * N),
-    "pmax": (lambda: lax.pmax(3, "a"), 3),
-    "pmin": (lambda: lax.pmin(2.5, "a"), 2.5),
-    "pmean": (lambda: lax.pmean(2.5, "a"), 2.5),
-    "psum": (lambda: lax.psum(2.5, "a"), 2.5 * N),
-    "ppermute": (lambda: lax.ppermute(2.5, "a", [(i, i) for i in range(N)]), 2.5),
-    "psum_scatter": (lambda: lax.psum_scatter(np.ones(N, np.float32), "a"), N),
-    "max": (lambda: jnp.max(3.0, axis="a"), 3),
-    "sum": (lambda: jnp.sum(3.0, axis="a"), 3 * N),
-}
+LITERALS = expressions(
+    """
+all_gather: lax.all_gather(2.5, "a").sum()
+pmax: lax.pmax(3, "a")
+pmin: lax.pmin(2.5, "a")
+pmean: lax.pmean(2.5, "a")
+psum: lax.psum(2.5, "a")
+ppermute: lax.ppermute(2.5, "a", [(i, i) for i in range(N)])
+psum_scatter: lax.psum_scatter(np.ones(N, np.float32), "a")
+max: jnp.max(3.0, axis="a")
+sum: jnp.sum(3.0, axis="a")
+""",
+    "",
+    globals(),
+)
+OF_LITERALS = {"all_gather": 2.5 * N, "psum": 2.5 * N, "psum_scatter": N, "sum": 3 * N}
+OF_LITERALS |= {"pmax": 3, "max": 3} | dict.fromkeys(["pmin", "pmean", "ppermute"], 2.5)
 
 
 @over_placements
-@pytest.mark.parametrize("named, expected", LITERALS.values(), ids=LITERALS)
-def test_collectives_of_literals(mesh42, resources, named, expected):
+@pytest.mark.parametrize("name", LITERALS)
+def test_collectives_of_literals(mesh42, resources, name):
+    def body(v):
+        return LITERALS[name](), v * LITERALS[name]()
+
     with mesh42:
-        f = xmap(lambda v: (named(), v * named()), ["a"], (["a"], ["a"]), axis_resources=resources)
+        f = xmap(body, ["a"], (["a"], ["a"]), axis_resources=resources)
         actual = f(np.ones(N, np.float32))
-    assert_close(actual, (np.full(N, expected), np.full(N, expected)))
+    expected = np.full(N, OF_LITERALS[name])
+    assert_close(actual, (expected, expected))
 
 
 @over_placements
