@@ -110,7 +110,9 @@ class Renaming:
         for edit in self._written:
             edits.append(edit._replace(text=self._spelled(edit.text)))
         lines = [f"{head}{', '.join(sorted(new))}" for head, new in sorted(self._new.items())]
-        last = self._last_import()
+        last = None
+        if lines:
+            last = self._last_import()
         for statement in self._imports:
             new = _statements(self._now[statement])
             if new != _statements(_as_it_is(statement)):
@@ -119,7 +121,7 @@ class Renaming:
                     lines = []
                 parent = self.names.parents[statement]
                 edits.append(in_place_of(statement, parent, self.lines, new))
-        if lines:
+        if last and lines:
             edits.append(beside(last, self.lines, lines))
         return edits
 
