@@ -18,6 +18,9 @@ from jax.sharding import PartitionSpec as P
 from tables import expressions
 
 from xmap_compat import Mesh, SerialLoop, xmap
+from xmap_compat.core.device import DeviceView
+from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
+from xmap_compat.core.placement import Placement
 
 N = 8
 PLACEMENTS = {
@@ -172,6 +175,19 @@ def test_of_empty_arguments_there_may_be_full_results(mesh42, resources, shape):
     assert_close(
         results, (np.arange(5), np.ones(shape[0]), np.zeros(()), np.full((shape[0], 2), 3))
     )
+
+
+def test_a_repeated_call_is_evaluated_for_the_names_that_its_evaluator_knows():
+    """The evaluator of a backward rule knows one more than that of the body."""
+    jaxpr = jax.make_jaxpr(lambda v: v * 2)(1.0)
+    calls = RepeatedCalls(jaxpr)
+    view = DeviceView({"a": Placement("a", N)})
+
+    def function(known):
+        return calls.function(Evaluator(known, None, None, calls, {}), jaxpr, "f")
+
+    assert function(view) is function(view)
+    assert function(view) is not function(DeviceView({**view.placements}))
 
 
 # ---------------------------------------------------------------- around and inside others

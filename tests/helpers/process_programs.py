@@ -98,6 +98,12 @@ class Process:
 # What each process runs, and what NumPy says of the whole, as one program: {name: (run, expected)}.
 PROGRAMS: dict[str, tuple[Callable[[Process], Any], Callable[[], Any]]] = {}
 
+
+def summed_to(limit, start):
+    """Add the largest value of all rows, until one's own is not below a limit."""
+    return lax.while_loop(lambda c: c < limit, lambda c: c + lax.pmax(c, "i"), start)
+
+
 # Of a row of X, and of X.
 COLLECTIVES = expressions(
     """
@@ -145,11 +151,6 @@ loops of different lengths: raised_to(9.0, 1.0 + np.arange(ROW_COUNT))
 )
 # Those whose results are the same for all rows.
 REMOVE_ROWS = ["psum", "pmax", "pmin", "pargmax", "pbroadcast", "pgather", "pdot"]
-
-
-def summed_to(limit, start):
-    """Add the largest value of all rows, until one's own is not below a limit."""
-    return lax.while_loop(lambda c: c < limit, lambda c: c + lax.pmax(c, "i"), start)
 
 
 def sums_of_groups():
