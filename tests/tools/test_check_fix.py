@@ -102,7 +102,7 @@ def test_what_is_unused_is_dropped_and_comments_stay(grid):
 
 # ------------------------------------------------------------------------- edits, letter by letter
 
-PJIT = "from jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
+PJIT = "import jax\nfrom jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
 INSTALL = "import xmap_compat; xmap_compat.install()\n"
 DOCSTRING = '"""It has\nimport jax\n"""\n'
 SHAPED = "import jax\nfrom jax.core import ShapedArray\n\ndef rule(x):\n    return [\n"
