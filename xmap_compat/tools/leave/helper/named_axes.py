@@ -37,7 +37,7 @@ ENTERED = dict[str, Axis]()
 
 
 class _Spec(dict):
-    """{name of an axis: its dimension} of an array.  For JAX, a dict is a pytree; this is a leaf."""
+    """{name of an axis: its dimension} of an array.  For JAX, this is a leaf."""
 
 
 def mapped(
