@@ -4,7 +4,7 @@
     python tests/mutants.py --sample 200      a random 200 of all edits
     python tests/mutants.py --changed BASE    those of functions that differ from the commit BASE,
                                               at most 300, by chance
-    python tests/mutants.py --named           those that have a reason (``named_mutants.py``)
+    python tests/mutants.py --named           those that have a reason (``named_mutants.txt``)
     python tests/mutants.py --only TEXT       those whose name contains TEXT
     python tests/mutants.py --found FILE      those that a list says were found: none may survive
 
@@ -35,7 +35,6 @@ import os
 import pathlib
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -44,8 +43,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-
-from named_mutants import NAMED, Named
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "xmap_compat"
@@ -60,9 +57,8 @@ MOST_FILES = 12  # a file takes time to import
 MOST_TESTS = 80
 AT_ONCE = 8
 FEW_LINES = 30
-SECONDS = 30.0  # after which no more tests are tried
-TOO_MANY_SECONDS = 60
-WAITING_SECONDS = 300.0
+SECONDS = 20.0  # after which no more tests are tried
+MOST_SECONDS = 180.0
 FORK = multiprocessing.get_context("fork")
 
 
@@ -234,13 +230,7 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     yield from below(tree, "")
 
 
-def edits_of(source: str, file: str) -> Iterator[Edit]:
-    """All edits of a file, in order."""
-    for name, function in functions(ast.parse(source)):
-        yield from edits_of_function(function, f"{file}::{name}")
-
-
-def edits_of_function(function: ast.AST, prefix: str) -> Iterator[Edit]:
+def edits_of(function: ast.AST, prefix: str) -> Iterator[Edit]:
     left_alone = {id(node) for node in _annotations(function)}
     times: collections.Counter[str] = collections.Counter()
     for node in ast.walk(function):
@@ -289,32 +279,62 @@ def subjects() -> list[pathlib.Path]:
     return [file for file in files if file.exists()]
 
 
-def all_edits() -> list[Edit]:
+@functools.cache
+def all_functions() -> list[tuple[pathlib.Path, str, ast.AST]]:
     found = []
     for path in subjects():
-        file = path.relative_to(PACKAGE).as_posix()
-        source = path.read_text()
-        found += edits_of(source, file)
+        for name, function in functions(ast.parse(path.read_text())):
+            found.append((path, name, function))
     return found
+
+
+def edits_where(wanted: Callable[[pathlib.Path, str, ast.AST], object]) -> list[Edit]:
+    """The edits of functions, chosen by their file, name and tree."""
+    edits: list[Edit] = []
+    for path, name, function in all_functions():
+        if wanted(path, name, function):
+            edits += edits_of(function, f"{path.relative_to(PACKAGE).as_posix()}::{name}")
+    return edits
 
 
 # ------------------------------------------------------------------------------------ named
 
 
-def edits_found(query: Named) -> list[Edit]:
-    """The edits of the smallest expression that a query finds: one, or the code has moved on."""
-    found = []
-    for path in subjects():
-        source = path.read_text()
-        if f"def {query.function.rpartition('.')[2]}(" not in source:
-            continue
-        for edit in edits_of(source, path.relative_to(PACKAGE).as_posix()):
-            before = text_at(source, edit.place)
-            is_of_query = (edit.function, edit.operator) == (query.function, query.operator)
-            if is_of_query and query.mentions <= words(before):
+@dataclasses.dataclass(frozen=True)
+class Query:
+    """Finds an edit, wherever its function moves.
+
+    Attributes:
+      reason: what holds, and no longer would.
+      function: its name, or ``Class.method``; several files may have one of this name.
+      operator: the name of one of ``OPERATORS``.
+      mentions: words of the smallest expression that is edited.
+    """
+
+    reason: str
+    function: str
+    operator: str
+    mentions: frozenset[str]
+
+    def edits(self) -> list[Edit]:
+        """One, or the code has moved on."""
+        found = []
+        for edit in edits_where(lambda path, name, function: name == self.function):
+            before = text_at((PACKAGE / edit.file).read_text(), edit.place)
+            if edit.operator == self.operator and self.mentions <= set(re.findall(r"\w+", before)):
                 found.append((len(before), edit))
-    smallest = min((length for length, _ in found), default=0)
-    return [edit for length, edit in found if length == smallest]
+        smallest = min((length for length, _ in found), default=0)
+        return [edit for length, edit in found if length == smallest]
+
+
+def named() -> list[Query]:
+    """Those of ``named_mutants.txt``."""
+    queries = []
+    for block in (ROOT / "tests" / "named_mutants.txt").read_text().split("\n\n"):
+        reason, query = [line for line in block.splitlines() if not line.startswith("#")]
+        function, operator, *mentions = query.split()
+        queries.append(Query(reason, function, operator, frozenset(mentions)))
+    return queries
 
 
 def text_at(source: str, place: tuple[int, int, int, int]) -> str:
@@ -325,48 +345,35 @@ def text_at(source: str, place: tuple[int, int, int, int]) -> str:
     return b"".join(lines).decode()
 
 
-def words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text))
-
-
-def parts_of(path: str) -> set[str]:
-    """``{"tools", "leave", "edits", "py"}`` of ``tools/leave_edits.py``."""
-    return set(re.findall(r"[a-z]+", path))
-
-
 # --------------------------------------------------------------------------------- choosing
 
 
 def changed_since(base: str) -> list[Edit]:
     """The edits of functions whose syntax differs from that of a commit."""
-    chosen = []
-    for path in subjects():
-        file = path.relative_to(PACKAGE).as_posix()
-        now = path.read_text()
-        before = _functions_at(base, path)
-        for name, function in functions(ast.parse(now)):
-            if before.get(name) != ast.dump(function):
-                chosen += edits_of_function(function, f"{file}::{name}")
-    return chosen
 
+    @functools.cache
+    def before(path):
+        command = ["git", "show", f"{base}:{path.relative_to(ROOT).as_posix()}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        tree = ast.parse("" if done.returncode else done.stdout)
+        return {name: ast.dump(function) for name, function in functions(tree)}
 
-def _functions_at(commit: str, path: pathlib.Path) -> dict[str, str]:
-    command = ["git", "show", f"{commit}:{path.relative_to(ROOT).as_posix()}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {}
-    return {name: ast.dump(function) for name, function in functions(ast.parse(done.stdout))}
+    return edits_where(lambda path, name, function: before(path).get(name) != ast.dump(function))
 
 
 def found_before(path: pathlib.Path, edits: list[Edit]) -> list[Edit]:
-    """The edits that a list says a test has found, where they are now."""
+    """The edits that a list says a test has found, if their functions still have them, in the same
+    file or in another.
+    """
     by_name = {edit.name: edit for edit in edits}
-    by_change = {edit.change: edit for edit in edits}
+    by_function = {(edit.function, edit.change): edit for edit in edits}
     still_there = []
     for line in path.read_text().splitlines():
         name, _, test = line.partition("  ")
-        edit = by_name.get(name, by_change.get(Edit(name).change))
-        if edit is not None and not test.startswith("-"):
+        if name.startswith("#") or test.startswith("-"):
+            continue
+        old = Edit(name)
+        if edit := by_name.get(name, by_function.get((old.function, old.change))):
             still_there.append(dataclasses.replace(edit, found_by=test))
     return still_there
 
@@ -410,15 +417,11 @@ class Reach:
         return spread(found)
 
     def tests_elsewhere(self, edit: Edit) -> list[str]:
-        """The tests that execute little of the package in their own process, perhaps much of it in
-        another one, and whose names have most words in common with the path of the edit.
+        """The tests of the folder that execute little in their own process, perhaps much in
+        another.
         """
-        common = {}
-        for test, size in self.size.items():
-            if size < FEW_LINES:
-                common[test] = len(parts_of(edit.file) & parts_of(test))
-        most = max(common.values(), default=0)
-        return [test for test, count in common.items() if count == most > 0]
+        folder = edit.file.split("/")[-2:][0]
+        return [test for test, size in self.size.items() if size < FEW_LINES and folder in test]
 
     def lines_of(self, edit: Edit) -> range:
         """The lines of an edit's statement; those of its function, if the file has changed since,
@@ -524,27 +527,22 @@ class Workplace:
         process.start()
         sender.close()
         try:
-            return receiver.recv() if receiver.poll(WAITING_SECONDS) else "the tests wait forever"
+            return receiver.recv() if receiver.poll(MOST_SECONDS) else "the tests do not end"
         except EOFError:
-            return "the process ended, or used too much time"
+            return "the process ended"
         finally:
-            _kill_group(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.join()
 
 
 def _in_fork(sender, function, *args):
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_CPU, (TOO_MANY_SECONDS, TOO_MANY_SECONDS))
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     sender.send(function(*args))
     os._exit(0)
-
-
-def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 class Watcher:
@@ -659,8 +657,8 @@ def selected(options: argparse.Namespace) -> list[Edit]:
     if options.changed:
         return shuffled(changed_since(options.changed), options.seed)[:MOST_CHANGED]
     if options.named:
-        return [edit for query in NAMED for edit in edits_found(query)]
-    edits = all_edits()
+        return [edit for query in named() for edit in query.edits()]
+    edits = edits_where(lambda *_: True)
     if options.sample:
         return shuffled(edits, options.seed)[: options.sample]
     if options.found:

@@ -23,7 +23,7 @@ def documented():
         module = importlib.import_module(namespace)
         found[namespace] = module
         found.update((f"{namespace}.{name}", getattr(module, name)) for name in module.__all__)
-    found["xmap_compat.xmap(...).plan"] = xmapped.Planner.__call__
+    found["xmap_compat.xmap(...).plan"] = xmapped.Xmapped.plan
     return {
         name: value
         for name, value in found.items()

@@ -4,7 +4,6 @@ a call.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import types
@@ -247,27 +246,8 @@ class Xmapped(Generic[P, R]):
         """Forget what was traced and compiled for this function."""
         self._shared.jitted.clear_cache()
 
-    @property
-    def plan(self) -> Planner:
-        """``f.plan(*args)`` says how a call would be executed."""
-        return Planner(self.declared)
-
-
-@dataclasses.dataclass(frozen=True)
-class Planner:
-    """``f.plan`` of an xmapped function: ``f.plan(*args)`` is the plan of a call.
-
-    Attributes:
-      declared: the arguments that the user gave to xmap.
-    """
-
-    declared: Declaration
-
-    def __repr__(self) -> str:
-        return f"<{self.declared.name}.plan: call it with the arguments of {self.declared.name}>"
-
     @_jax.api_boundary
-    def __call__(self, *args: Any, mesh: _jax.AnyMesh | None = None, **kwargs: Any) -> Plan:
+    def plan(self, *args: Any, mesh: _jax.AnyMesh | None = None, **kwargs: Any) -> Plan:
         """The plan of one call, which is traced but neither compiled nor executed.
 
         Args:

@@ -189,7 +189,9 @@ from importlib import metadata; metadata.version('jax')
 
 
 @pytest.mark.parametrize(
-    ("fence", "bad"), [(private_uses, PRIVATE), (version_questions, VERSIONS)], ids=str
+    ("fence", "bad"),
+    [(private_uses, PRIVATE), (version_questions, VERSIONS)],
+    ids=["private uses", "questions of a version"],
 )
 def test_the_fences_around_jaxs_insides_hold(fence, bad):
     assert [line for line in bad.strip().splitlines() if not list(fence(line))] == []
@@ -381,7 +383,7 @@ BAD_IMPORTS = [
 ]
 
 
-@pytest.mark.parametrize(("fence", "bad"), BAD_IMPORTS, ids=str)
+@pytest.mark.parametrize(("fence", "bad"), BAD_IMPORTS, ids=["upwards", "circle", "private"])
 def test_the_fences_around_folders_hold(fence, bad):
     plan = "if TYPE_CHECKING:\n    from xmap_compat import core\nfrom xmap_compat import api"
     good = {"api": "", "tools.plan": plan, "core.call": "", "core": "", "__init__": ""}

@@ -191,7 +191,9 @@ class Model:
     def all_to_all(
         self, x, axis_name, split_axis, concat_axis, tiled=False, axis_index_groups=None
     ):
-        definition = lambda parts: exchange(parts, split_axis, concat_axis, tiled)
+        def definition(parts):
+            return exchange(parts, split_axis, concat_axis, tiled)
+
         return self.spmd(definition, axis_name, x, groups=axis_index_groups)
 
     def pswapaxes(self, x, axis_name, axis, axis_index_groups=None):
@@ -204,7 +206,9 @@ class Model:
         return self.spmd(definition, axis_name, x, groups=axis_index_groups)
 
     def psum_scatter(self, x, axis_name, scatter_dimension=0, tiled=False, axis_index_groups=None):
-        definition = lambda parts: scatter_sum(parts, scatter_dimension, tiled)
+        def definition(parts):
+            return scatter_sum(parts, scatter_dimension, tiled)
+
         return self.spmd(definition, axis_name, x, groups=axis_index_groups)
 
     def pdot(
@@ -253,22 +257,3 @@ class Model:
 
 def _names(axis):
     return tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-
-
-#: The oracle of each collective primitive that the package has a rule for.
-PRIMITIVES = {
-    "psum": Model.psum,
-    "pmax": Model.pmax,
-    "pmin": Model.pmin,
-    "axis_index": Model.axis_index,
-    "all_gather": Model.all_gather,
-    "reduce_scatter": Model.psum_scatter,
-    "all_to_all": Model.all_to_all,
-    "ppermute": Model.ppermute,
-    "pbroadcast": Model.pbroadcast,
-    "pdot": Model.pdot,
-    "device_vary": Model.device_vary,
-    "device_sum": Model.device_sum,
-    "device_gather": Model.device_gather,
-    "device_take": Model.device_take,
-}

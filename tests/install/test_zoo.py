@@ -66,8 +66,3 @@ def test_a_program_runs_unmodified_and_check_agrees(path, tmp_path):
         (use,) = hands
         assert f'File "{path}", line {use.line}, in' in done.stderr
         assert f"NotImplementedError: {use.gone.name} is no longer in JAX" in done.stderr
-
-
-@programs
-def test_without_us_it_does_not_run(path, tmp_path):
-    assert forks.run(path, cwd=tmp_path, plain=True, warn="ignore").returncode == 1

@@ -1,11 +1,14 @@
 """check --fix gives programs that run under plain Python: the grid of imports and uses, each run."""
 
+import textwrap
+
 import pytest
 from test_check import ends_of
 
 from xmap_compat.tools.check import editor, findings
 
-USED = "import numpy as np\n{indent}print({xmap}(lambda v: v * 2, ['i'], ['i'])(np.arange(3)).tolist())\n"
+USED = "import numpy as np\nprint({}(lambda v: v * 2, ['i'], ['i'])(np.arange(3)).tolist())\n"
+UNUSED = "print('unused')\n"
 # The import, and how a program calls xmap after it.
 IMPORTS = {
     "import a.b": ("import jax.experimental.maps", "jax.experimental.maps.xmap"),
@@ -51,166 +54,131 @@ IMPORTS = {
 }
 
 
-def programs(used):
+def programs():
+    """Each import at the top of a program and in a function, used and not."""
     for name, (imports, xmap) in IMPORTS.items():
-        yield (
-            f"{name}, {used}",
-            imports + "\n" + (USED.format(indent="", xmap=xmap) if used else "print('unused')\n"),
-        )
-        body = "\n".join(f"    {line}" for line in imports.splitlines() if "__future__" not in line)
-        call = USED.format(indent="    ", xmap=xmap) if used else "print('unused')\n"
-        yield f"{name}, in a function, {used}", f"def main():\n{body}\n    {call}main()\n"
+        for call in (USED.format(xmap), UNUSED):
+            text = f"{imports}\n{call}"
+            inside = textwrap.indent(
+                text.replace("from __future__ import annotations\n", ""), "    "
+            )
+            yield f"{name}, {call[:5]}", text
+            yield f"{name}, in a function, {call[:5]}", f"def main():\n{inside}main()\n"
 
 
-GRID = {**dict(programs(True)), **dict(programs(False))}
+GRID = dict(programs())
+
+
+def fixed_of(programs, folder):
+    """What is written for each program; nothing is left."""
+    for name, source in programs.items():
+        (folder / f"{name}.py").write_text(source)
+    fixed = editor.fixed(findings.check([folder]))
+    assert fixed.left == []
+    return {path.stem: text.decode() for path, text in fixed.contents.items()}
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
-    """The folder of the fixed programs, and what could not be mended."""
-    folder = tmp_path_factory.mktemp("grid")
-    for number, source in enumerate(GRID.values()):
-        (folder / f"p{number}.py").write_text(source)
-    fixed = editor.fixed(findings.check([folder]))
-    for path, text in fixed.contents.items():
-        path.write_bytes(text)
-    return folder, fixed
+    return fixed_of(GRID, tmp_path_factory.mktemp("grid"))
 
 
 @pytest.fixture(scope="module")
 def ends(grid, tmp_path_factory):
-    folder, _ = grid
-    fixed = {f"p{number}": (folder / f"p{number}.py").read_text() for number in range(len(GRID))}
-    return ends_of(fixed, tmp_path_factory.mktemp("run"), plain=True)
+    return ends_of(grid, tmp_path_factory.mktemp("run"), plain=True)
 
 
-def test_each_import_in_the_grid_is_fixed_and_nothing_is_left(grid):
-    _, fixed = grid
-    assert fixed.left == () and len(fixed.contents) == len(GRID)
-
-
-@pytest.mark.parametrize("number", range(len(GRID)), ids=GRID)
-def test_a_fixed_program_runs_under_plain_python(ends, number):
-    expected = "[0, 2, 4]\n" if list(GRID)[number].endswith("True") else "unused\n"
-    assert ends[f"p{number}"] == {"lines": [], "printed": expected}
+@pytest.mark.parametrize("name", GRID)
+def test_a_fixed_program_runs_under_plain_python(ends, name):
+    expected = "unused\n" if name.endswith("print") else "[0, 2, 4]\n"
+    assert ends[name] == {"lines": [], "printed": expected}
 
 
 def test_what_is_unused_is_dropped_and_comments_stay(grid):
-    folder, _ = grid
-    names = list(GRID)
-    unused = (folder / f"p{names.index('unused ones beside, False')}.py").read_text()
-    assert unused == "print('unused')\n"
-    parentheses = (folder / f"p{names.index('parentheses, True')}.py").read_text()
-    assert parentheses.startswith("# of 2021\n# the map\n# last\nfrom xmap_compat import xmap\n")
+    assert grid["unused ones beside, print"] == UNUSED
+    with_comments = "# of 2021\n# the map\n# last\nfrom xmap_compat import xmap\n"
+    assert grid["parentheses, impor"].startswith(with_comments)
 
 
-# ------------------------------------------------------------- what calls of xmap and pjit say
+# ------------------------------------------------------------------------- edits, letter by letter
 
-XMAP = "from jax.experimental.maps import xmap\n"
 PJIT = "from jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
-WITH_INSTALL = "import xmap_compat; xmap_compat.install()\n"
-SHAPED = (
-    "import jax\nfrom jax.core import ShapedArray\n\ndef rule(x):\n    return [\n"
-    "        ShapedArray(x.shape, x.dtype, "
-)
-# A program, what is written, and what the output says.
-CALLS = {
-    "all declared": (
-        f"{XMAP}xmap(f, in_axes=['i'], out_axes=['i'], axis_resources={{'i': 'x'}})",
-        "from xmap_compat import xmap\n"
-        "xmap(f, in_axes=['i'], out_axes=['i'], axis_resources={'i': 'x'})",
-        "",
+INSTALL = "import xmap_compat; xmap_compat.install()\n"
+SHAPED = "import jax\nfrom jax.core import ShapedArray\n\ndef rule(x):\n    return [\n"
+# A program, and what is written.
+EDITS = {
+    "an alias of jax beside a variable": (
+        "import jax as J\ndef f(tree):\n    return J.tree_map(abs, tree)",
+        "import jax as J\ndef f(tree):\n    return J.tree.map(abs, tree)",
     ),
-    "a name is left out, and nothing reduces over it": (
-        f"{XMAP}xmap(lambda v: lax.psum(v, 'j'), ['i', 'j'], {{}}, axis_resources={{'i': 'x'}})",
-        f"{WITH_INSTALL}{XMAP}"
-        "xmap(lambda v: lax.psum(v, 'j'), ['i', 'j'], {}, axis_resources={'i': 'x'})",
-        "line 2: its result may vary over i, which out_axes lack",
+    "a name of JAX that other modules have now": (
+        "import jax\ndef f(Primitive, core):\n    return jax.core.Primitive",
+        "import jax.extend.core\ndef f(Primitive, core):\n    return jax.extend.core.Primitive",
     ),
-    "a name is left out, and a psum is over it": (
-        f"{XMAP}xmap(lambda v: lax.psum(v, 'i'), ['i'], {{}}, axis_resources={{'i': 'x'}})",
-        "from xmap_compat import xmap\n"
-        "xmap(lambda v: lax.psum(v, 'i'), ['i'], {}, axis_resources={'i': 'x'})",
-        "",
+    "a module of numpy or JAX": (
+        "import jax\ntry:\n    import jax.numpy as np\nexcept ImportError:\n    import numpy as np\n"
+        "x = np.product",
+        f"{INSTALL}import jax\ntry:\n    import jax.numpy as np\nexcept ImportError:\n"
+        "    import numpy as np\nx = np.product",
     ),
-    "the only entry is of no axis": (
-        f"{XMAP}xmap(f, in_axes=['i'], out_axes=['i'], axis_resources={{'batch': 'x'}})",
-        "from xmap_compat import xmap\nxmap(f, in_axes=['i'], out_axes=['i'], axis_resources={})",
-        "",
+    "some of an import": (
+        "from jax import tree_map, jit, tree_leaves as leaves\n__all__ = ['tree_map']\nleaves",
+        "from jax.tree import map as tree_map, leaves\nfrom jax import jit\n__all__ = ['tree_map']\nleaves",
     ),
-    "entries are of no axis": (
-        f"{XMAP}xmap(f, ['i'], ['i'], axis_resources={{'a': 'x', 'i': 'y',\n  'b': 'z', 'c': 'x'}})",
-        "from xmap_compat import xmap\nxmap(f, ['i'], ['i'], axis_resources={'i': 'y'})",
-        "",
+    "a mesh class that is compared": (
+        "from jax.experimental import maps\nf = lambda m: isinstance(m, maps.Mesh)",
+        f"{INSTALL}from jax.experimental import maps\nf = lambda m: isinstance(m, maps.Mesh)",
     ),
-    "an entry of a variable is of no axis": (
-        f"{XMAP}on = {{'batch': 'x'}}\nxmap(f, ['i'], ['i'], axis_resources=on)",
-        f"{WITH_INSTALL}{XMAP}on = {{'batch': 'x'}}\nxmap(f, ['i'], ['i'], axis_resources=on)",
-        "line 3: its axis_resources are no literal, and name batch, which no spec names",
-    ),
-    "a decorator": (
-        f"import functools\n{XMAP}"
-        "@functools.partial(xmap, in_axes=['i'], out_axes=['i'], axis_resources={'b': 'x'})\ndef f(v): ...",
-        "import functools\nfrom xmap_compat import xmap\n"
-        "@functools.partial(xmap, in_axes=['i'], out_axes=['i'], axis_resources={})\ndef f(v): ...",
-        "",
+    "the same names from elsewhere": (
+        "from jax.experimental import maps\nfrom jax.sharding import Mesh\nmaps.Mesh, maps.xmap",
+        "from jax.sharding import Mesh\nfrom xmap_compat import xmap\nimport xmap_compat\n"
+        "xmap_compat.Mesh, xmap",
     ),
     "shardings": (
-        f"{PJIT}pjit(f, in_axis_resources=(P('x', None), None), out_axis_resources=None)",
-        f"{PJIT}pjit(f, in_shardings=(P('x', None), P()), out_shardings=P())",
-        "",
+        f"{PJIT}pjit(f, in_axis_resources=(P('x', None), {{'a': None}}), out_axis_resources=None)",
+        f"{PJIT}pjit(f, in_shardings=(P('x', None), {{'a': P()}}), out_shardings=P())",
+    ),
+    "shardings of a variable": (
+        f"{PJIT}lambda s: pjit(f, in_axis_resources=s)",
+        f"{INSTALL}{PJIT}lambda s: pjit(f, in_axis_resources=s)",
     ),
     "names of a type": (
-        f"{SHAPED}named_shape=x.named_shape),\n"
+        f"{SHAPED}        ShapedArray(x.shape, x.dtype, named_shape=x.named_shape),\n"
         "        ShapedArray((), x.dtype, named_shape=x.aval.named_shape, weak_type=True),\n"
         "        ShapedArray(\n            x.shape,  # of a row\n            x.dtype,\n"
         "            named_shape=dict(x.named_shape),  # as in\n        ),\n"
         "        ShapedArray(x.shape, x.dtype,\n                    named_shape={}),\n"
         "        jax.ShapeDtypeStruct(\n            x.shape,\n            x.dtype,\n"
         "            named_shape=x.named_shape,\n        ),\n    ]\n",
-        f"{SHAPED[:-2]}),\n"
+        f"{SHAPED}        ShapedArray(x.shape, x.dtype),\n"
         "        ShapedArray((), x.dtype, weak_type=True),\n"
         "        ShapedArray(\n            x.shape,  # of a row\n            x.dtype,\n"
         "            # as in\n        ),\n"
         "        ShapedArray(x.shape, x.dtype),\n"
         "        jax.ShapeDtypeStruct(\n            x.shape,\n            x.dtype,\n        ),\n    ]\n",
-        "",
     ),
     "names of a type that moved": (
-        "from jax.abstract_arrays import ShapedArray\nf = lambda x: ShapedArray(x.shape, x.dtype, named_shape={})\n",
-        "from jax.core import ShapedArray\nf = lambda x: ShapedArray(x.shape, x.dtype)\n",
-        "",
-    ),
-    "shardings of a variable": (
-        f"{PJIT}lambda s: pjit(f, in_axis_resources=s)",
-        f"{WITH_INSTALL}{PJIT}lambda s: pjit(f, in_axis_resources=s)",
-        "",
+        "from jax.abstract_arrays import ShapedArray\nf = lambda x: ShapedArray(x.shape, named_shape={})\n",
+        "from jax.core import ShapedArray\nf = lambda x: ShapedArray(x.shape)\n",
     ),
 }
 
 
 @pytest.fixture(scope="module")
-def of_calls(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("calls")
-    for number, (source, _, _) in enumerate(CALLS.values()):
-        (folder / f"call{number}.py").write_text(source)
-    return folder, editor.fixed(findings.check([folder]))
+def edited(tmp_path_factory):
+    return fixed_of(
+        {name: before for name, (before, _) in EDITS.items()}, tmp_path_factory.mktemp("edits")
+    )
 
 
-@pytest.mark.parametrize("number", range(len(CALLS)), ids=CALLS)
-def test_what_a_call_says_decides_its_import(of_calls, number):
-    folder, fixed = of_calls
-    _, expected, note = list(CALLS.values())[number]
-    path = folder / f"call{number}.py"
-    assert fixed.contents[path].decode() == expected and fixed.left == ()
-    notes = [line for line in fixed.notes if line.startswith(str(path))]
-    assert len(notes) == bool(note)
-    assert all("jax.experimental.maps.xmap: last in jax 0.4.30; needs" in n for n in notes)
-    assert all(line.endswith(note) for line in notes)
+@pytest.mark.parametrize("name", EDITS)
+def test_only_the_names_change(edited, name):
+    _, after = EDITS[name]
+    assert edited[name] == after
 
 
-def test_without_install_the_reason_takes_the_place_of_another_name(of_calls):
-    folder, _ = of_calls
-    left = editor.fixed(findings.check([folder]), install=False).left
-    reasons = [finding.gone.remedy for finding in left if finding.gone.name.endswith(".xmap")]
-    assert len(reasons) == 2 and all("needs xmap_compat.install(): " in why for why in reasons)
+def test_an_import_stays_for_the_file_that_takes_it(tmp_path):
+    (tmp_path / "compat.py").write_text("from jax.experimental import maps\n")
+    (tmp_path / "user.py").write_text("from compat import maps\nmaps.xmap\n")
+    (fixed,) = editor.fixed(findings.check([tmp_path])).contents.values()
+    assert fixed.decode() == f"{INSTALL}from jax.experimental import maps\n"

@@ -104,19 +104,6 @@ def test_a_program_with_tabs_and_crlf_is_written_and_runs_without_xmap(tmp_path)
     assert (tmp_path / "prog.py").read_bytes() == written
 
 
-def test_files_of_others_are_links_in_the_copy(tmp_path):
-    for name in ("own", "others"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "others" / "library.py").write_text("1")
-    (tmp_path / "own" / "library.py").symlink_to(tmp_path / "others" / "library.py")
-    (tmp_path / "own" / "file.py").write_text("2")
-    (copy,) = patch.mirror([str(tmp_path / "own")], str(tmp_path / "tree")).values()
-    tree = str(tmp_path / "tree")
-    recorder = Recorder({"tree": tree, "folders": {str(tmp_path / "own"): copy}})
-    found = [recorder.users_file(os.path.join(copy, name)) for name in ("file.py", "library.py")]
-    assert found == [str(tmp_path / "own" / "file.py"), ""]
-
-
 # Xmap calls of each program, all of which are patched.
 COUNTS = {
     "fft.py": 2,
@@ -168,6 +155,7 @@ def verifier(records, tmp_path):
     (tmp_path / "records").write_bytes(pickle.dumps(records))
     task = {"records": tmp_path / "records", "result": str(tmp_path / "result")}
     task["places"] = {("a.py", 1, 0): 0}
+    task["ended"] = ""
     task["files"] = {os.path.realpath(__file__): "a.py"}
     return Verifier(task)
 
@@ -194,7 +182,7 @@ def test_what_an_edited_function_computes_otherwise_is_found(how, tmp_path):
         replay.probe(0, function)(np.zeros((2, 3), np.float32))
     replay.finish("")
     found, file, line = replay.seen.problems[0]
-    assert words in found and replay.seen.agreed == {}
+    assert words in found
     raised = ("a.py", function.__code__.co_firstlineno) if "raises" in words else ("", 0)
     assert (file, line) == raised
 
@@ -221,7 +209,7 @@ def test_a_wrong_gradient_is_found_where_the_values_agree(around, tmp_path):
         if words:
             assert words in replay.seen.problems[0][0]
         else:
-            assert replay.seen.problems == {} and replay.seen.agreed == {0: 1}
+            assert replay.seen.problems == {}
 
 
 def test_calls_are_compared_on_the_meshes_of_their_records(tmp_path):
@@ -242,7 +230,7 @@ def test_calls_are_compared_on_the_meshes_of_their_records(tmp_path):
     probed(X)
     jax.jit(lambda x: probed(x))(X)
     replay.finish("")
-    assert seen == [(), (), ("a",), ("b",)] and replay.seen.agreed == {0: 2}
+    assert seen == [(), (), ("a",), ("b",)] and replay.seen.problems == {}
 
 
 def test_records_can_be_read_before_the_program_imports_jax(tmp_path):
@@ -283,10 +271,11 @@ def test_programs_that_compute_in_small_numbers_may_differ_by_more():
 
 
 def test_keys_and_weak_numbers_are_recorded_as_they_are():
-    key = jax.random.key(3, impl="rbg")
-    again = values.restored(values.to_host(key))
-    assert again.dtype == key.dtype and np.array_equal(*map(jax.random.key_data, (again, key)))
-    assert jax.typeof(values.restored(values.to_host(2.0))) == jax.typeof(jnp.asarray(2.0))
+    for given in (jax.random.key(3, impl="rbg"), jnp.asarray(2.0), 2.0):
+        leaf = values.type_of(given)._replace(value=np.array(values.data_of(given)))
+        again = values.restored(leaf)
+        assert jax.typeof(again) == jax.typeof(jnp.asarray(given))
+        assert np.array_equal(*map(values.data_of, (again, given)))
 
 
 def test_a_result_whose_copies_differ_is_compared_device_by_device():
@@ -297,8 +286,8 @@ def test_a_result_whose_copies_differ_is_compared_device_by_device():
     # A sum over y that an edit forgets: the first copy may be right.
     whole = jax.device_put(np.zeros(2, np.int32), jax.sharding.NamedSharding(mesh, jax.P("x")))
     found, expected = (values.named("a result", array) for array in (differs, whole))
-    assert [int(copy[0]) for copy in found.values()] == [0, 1, 0, 1]
-    assert "the results are ['a result on device 0'" in values.difference(found, expected)
+    assert [*found] == ["a result", "a result on device 1", "a result on device 3"]
+    assert "the results are ['a result', 'a result on" in values.difference(found, expected)
     assert values.difference(found, found) == ""
 
 
@@ -312,7 +301,7 @@ def recorder(tmp_path):
 
 def test_what_one_xmap_call_has_traced_counts_for_others_of_the_same_function(recorder):
     """JAX traces it once."""
-    declared = xmap(lambda row: jax.lax.psum(row, "i"), ["i"], []).plan.declared
+    declared = xmap(lambda row: jax.lax.psum(row, "i"), ["i"], []).declared
     plan = argparse.Namespace(declared=declared)
     cs = [XmapCall("a.py", (k, 0, k, 9), number=k) for k in range(2)]
     for c in cs:
@@ -402,21 +391,16 @@ def test_bad_input_is_refused_in_words_and_nothing_runs(case, tmp_path, monkeypa
     assert words in capsys.readouterr().err
 
 
-def test_without_the_type_checker_nothing_runs_and_it_is_said(tmp_path, monkeypatch, capsys):
+def test_a_lack_or_a_fault_of_leave_is_told_as_one(tmp_path, monkeypatch, capsys):
     (tmp_path / "p.py").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert command.main(parsed("p.py")) == 2
-    assert "leave: it needs the type checker ty" in capsys.readouterr().err
-
-
-def test_a_failure_of_leave_itself_is_told_as_one(tmp_path, monkeypatch, capsys):
-    (tmp_path / "p.py").write_text("")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command.Leaving, "run", lambda self: 1 / 0)
     assert command.main(parsed("p.py")) == 2
     assert "leave itself fails, with ZeroDivisionError: division by zero" in capsys.readouterr().err
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert command.main(parsed("p.py")) == 2
+    assert "leave: it needs the type checker ty" in capsys.readouterr().err
 
 
 RUN = {
@@ -499,35 +483,11 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
     new = "b = 22\nnew = '\u00e9'"
     after = applied(before, str(path), [edit(python_of(before, "prog.py"), "b = 2", new)])
     changes = {str(path): (before, after), str(path.parent / "helpers.py"): (None, b"# new\n")}
-    (tmp_path.parent / "p.patch").write_bytes(
-        patch.diff(changes).encode("utf-8", "surrogateescape")
-    )
+    (tmp_path.parent / "p.patch").write_bytes(patch.diff(changes))
     git("apply", tmp_path.parent / "p.patch", cwd=tmp_path)
     assert path.read_bytes() == after and (path.parent / "helpers.py").read_bytes() == b"# new\n"
     encoding, ends = "latin-1" if kind == "Latin-1" else "utf-8", "\r\n" if kind == "CRLF" else "\n"
     assert after == before.replace(b"b = 2", new.replace("\n", ends).encode(encoding))
-
-
-@pytest.mark.parametrize("indent, end", [(1, "\n"), (2, ""), (None, "\n")])
-def test_cells_are_edited_and_the_rest_of_a_notebook_stays(indent, end):
-    sources = [
-        ["%precision 4\n", "a = 1"],
-        "%%bash\nls",
-        "%time b = 2\n# a\nif a:\n    !ls\nc = 3",
-        "d = a",
-    ]
-    cells = [{"cell_type": "code", "source": source} for source in sources] + [
-        {"cell_type": "markdown", "source": "x"}
-    ]
-    data = (json.dumps({"cells": cells}, indent=indent, ensure_ascii=False) + end).encode()
-    text = python_of(data, "n.ipynb")
-    names = {}
-    exec(text, names)
-    assert (names["b"], names["c"], names["d"]) == (2, 3, 1)
-    after = applied(data, "n.ipynb", [edit(text, f"{name} =", f"{name}{name} =") for name in "acd"])
-    assert after == data.replace(b"a = 1", b"aa = 1").replace(b"c =", b"cc =").replace(
-        b"d =", b"dd ="
-    )
 
 
 def two_files(tmp_path):
@@ -541,9 +501,8 @@ def two_files(tmp_path):
 def test_files_are_written_with_their_modes(tmp_path):
     paths, changes = two_files(tmp_path)
     patch.write({**changes, str(tmp_path / "new.py"): (None, b"3\n")})
-    assert [path.read_bytes() for path in paths] == [b"2\n"] * 2 and paths[
-        0
-    ].stat().st_mode & 0o777 == 0o750
+    assert [path.read_bytes() for path in paths] == [b"2\n"] * 2
+    assert paths[0].stat().st_mode & 0o777 == 0o750
     assert sorted(os.listdir(tmp_path)) == ["a.py", "b.py", "new.py"]
 
 
@@ -601,22 +560,31 @@ def test_uncommitted_changes_are_written_over_with_force(tmp_path):
     assert paths[0].read_bytes() == b"2\n"
 
 
-def test_a_large_file_of_the_copy_is_copied_before_it_is_written(tmp_path):
-    """A link to the user's file is not written through."""
-    folder, tree = tmp_path / "own", str(tmp_path / "tree") + os.sep
+def test_files_of_others_and_large_ones_are_links_which_are_copied_before_they_are_written(
+    tmp_path,
+):
+    folder = tmp_path / "project"
     (folder / ".hidden").mkdir(parents=True)
     (folder / "big.bin").write_bytes(bytes(patch.LARGE))
-    (folder / "small.txt").write_text("a")
-    copy = pathlib.Path(patch.mirror([str(folder)], tree)[str(folder)])
-    assert (copy / "big.bin").is_symlink() and sorted(os.listdir(copy)) == ["big.bin", "small.txt"]
+    (folder / "file.py").write_text("2")
+    (tmp_path / "library.py").write_text("1")
+    (folder / "library.py").symlink_to(tmp_path / "library.py")
+    tree = str(tmp_path / "tree") + os.sep
+    folders = patch.mirror([str(folder)], tree)
+    copy = pathlib.Path(folders[str(folder)])
+    links = {path.name: path.is_symlink() for path in copy.iterdir()}
+    assert links == {"big.bin": True, "file.py": False, "library.py": True}
+    recorder = Recorder({"tree": tree, "folders": folders})
+    assert recorder.users_file(str(copy / "file.py")) == str(folder / "file.py")
+    assert recorder.users_file(str(copy / "library.py")) == ""
     path = str(copy / "big.bin")
     running.copy_before_writing(tree, "open", (path, "r", os.O_RDONLY))
-    assert (copy / "big.bin").is_symlink()
+    assert os.path.islink(path)
     running.copy_before_writing(tree, "open", (path, "ab", os.O_WRONLY | os.O_APPEND))
     with open(path, "ab") as file:
         file.write(b"more")
     assert (folder / "big.bin").stat().st_size == patch.LARGE
-    assert (copy / "big.bin").stat().st_size == patch.LARGE + 4
+    assert os.path.getsize(path) == patch.LARGE + 4
 
 
 # ------------------------------------------------------------------- what is verified together
@@ -625,7 +593,7 @@ def test_a_large_file_of_the_copy_is_copied_before_it_is_written(tmp_path):
 def leaving(tmp_path, monkeypatch):
     (tmp_path / "p.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    return command.Leaving(parsed("p.py"), str(tmp_path / "scratch"))
+    return command.Leaving(parsed("p.py"), str(tmp_path / f"{patch.SCRATCH}1"))
 
 
 def test_what_differs_stays_and_the_rest_is_compared_again(tmp_path, monkeypatch):
@@ -657,7 +625,7 @@ def replayed(tmp_path, monkeypatch, seen, code=0):
     left = leaving(tmp_path, monkeypatch)
 
     def execute(task, *args):
-        pathlib.Path(task["result"]).write_bytes(pickle.dumps({"is_whole": True} | seen))
+        pathlib.Path(task["result"]).write_bytes(pickle.dumps({"ended": ""} | seen))
         pathlib.Path(task["log"]).write_text("")
         return code
 
@@ -675,29 +643,32 @@ def test_a_rule_that_jax_traces_late_stays_with_its_line_before_the_edits(tmp_pa
     where, shown = edited.line_before(str(tmp_path / "a.py"), 4)
     assert (where, shown) == ("a.py:5", "return lax.psum(ct, 'i'),")
     late = "it raises NameError: unbound axis name: i.  In a rule of a jax.custom_vjp, take"
-    assert messages.differs(late, where, shown).startswith(
+    assert messages.raised(late, where, shown).startswith(
         "a.py:5: `return lax.psum(ct, 'i'),` is in a rule whose gradient is taken from outside: "
     )
-    assert messages.differs("it raises E", where, shown).endswith(
+    assert messages.raised("it raises E", where, shown).endswith(
         "it raises E at a.py:5: `return lax.psum(ct, 'i'),`"
     )
 
 
 def test_a_process_that_dies_or_hangs_tells_on_which_xmap_call(tmp_path, monkeypatch):
-    problems = replayed(tmp_path, monkeypatch, {"is_whole": False, "comparing": 1}, 124)
+    problems = replayed(tmp_path, monkeypatch, {"ended": None, "comparing": 1}, 124)
     assert [*problems] == [1] and "hangs for 120 s" in problems[1]
 
 
 def test_a_program_that_ends_otherwise_verifies_nothing(tmp_path, monkeypatch):
-    agreed = {0: 1, 1: 1, 2: 1}
-    problems = replayed(tmp_path, monkeypatch, {"agreed": agreed, "ended": "E: no"}, 1)
-    assert len(problems) == 3
-    assert "ended with E: no, and the one with xmap with no error" in problems[0]
+    for ended, words in (("E", "E"), (None, "exit code 7")):
+        problems = replayed(tmp_path, monkeypatch, {"ended": ended}, 7)
+        assert len(problems) == 3
+        assert f"ended with {words}, and the one with xmap with no error" in problems[0]
+    assert replayed(tmp_path, monkeypatch, {}) == {}
 
 
-def test_a_call_that_is_not_found_again_is_not_verified(tmp_path, monkeypatch):
-    problems = replayed(tmp_path, monkeypatch, {"agreed": {0: 1, 2: 1}})
-    assert [*problems] == [1] and "0 of 1 were found again" in problems[1]
+def test_a_call_that_is_not_made_again_is_not_verified(tmp_path):
+    replay = verifier([record([Leaf(X)]), record([Leaf(X)], traced=True)], tmp_path)
+    replay.probe(0, square)(X)
+    replay.finish("")
+    assert replay.seen.problems == {0: ("a recorded call is not made again", "", 0)}
 
 
 def test_a_line_says_that_a_run_goes_on_and_one_that_hangs_is_killed(tmp_path, monkeypatch, capsys):

@@ -286,21 +286,3 @@ def test_arguments_move_to_where_their_names_say(spec):
     placed = jax.device_put(x, NamedSharding(mesh23().physical_mesh, spec))
     result = on_mesh(lambda v: v - 1, {1: "b"}, {1: "b"}, placed)
     assert_held(result, x - 1, ("", "y"))
-
-
-def test_two_names_on_one_mesh_axis_are_cut_over_it_both():
-    """The program ``sum_two_args`` of the text on four devices: one element of q, three of u on each."""
-
-    def sum_two_args(x, y):
-        return jnp.sum(x, axis="a") + jnp.sum(y, axis="b")
-
-    mapped = xmap(
-        sum_two_args, (["a", ...], ["b", ...]), [...], axis_resources={"a": "x", "b": "x"}
-    )
-    q, u = counting(4), counting(12)
-    with Mesh(grid((4,)), ("x",)):
-        result = mapped(q, u)
-        q_placed, u_placed = mapped.lower(q, u).compile().input_shardings[0]
-    assert [s.data.shape for s in result.addressable_shards] == [()] * 4
-    assert [float(s.data) for s in result.addressable_shards] == [float(q.sum() + u.sum())] * 4
-    assert (q_placed.shard_shape(q.shape), u_placed.shard_shape(u.shape)) == ((1,), (3,))

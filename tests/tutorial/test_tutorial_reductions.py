@@ -16,7 +16,6 @@ from xmap_compat import named_shape
 # ------------------------------------------------- the program of the text: x: {'x': 8}, y: {'y': 12}, (5,)
 
 IN_AXES = ({0: "x"}, {1: "y"})
-PLACES = two_axes("x", "y", loops=False)
 ORDERS = [
     axis
     for axes in ((0, "x", "y"), ("x", "y"), (0, "x"), (0, "y"))
@@ -41,14 +40,6 @@ def letters_kept(axis):
 
 def named_out(keep):
     return [*(letter for letter in keep if letter != "n"), ...]
-
-
-@under(PLACES)
-def test_broadcast_and_reduce(assignment, operands):
-    result = run(
-        assignment, lambda x, y: jnp.sum(x + y, axis=(0, "x", "y")), IN_AXES, {}, *operands
-    )
-    assert_close(result, summed(*operands, ""))
 
 
 @pytest.mark.parametrize("axis", ORDERS, ids=str)

@@ -45,8 +45,8 @@ def _is_held_by_jax(primitive):
 def has_custom_batching(eqn: Any) -> bool:
     """Whether a batching rule of a library, or of the user, takes part in batching an equation.
 
-    JAX's rules compute each element from its operands, and their results vary over all that the
-    operands vary over; so they need not be asked.
+    JAX's rules compute each element of an axis from the same element of the operands, and their
+    results vary over all that the operands vary over; so they need not be asked.
     """
     if eqn.primitive.name == "custom_vmap_call" or not is_of_jax(eqn.primitive):
         return True
@@ -211,7 +211,8 @@ def _jvp_untyped_call(primals, tangents, *, jaxpr):
     def pushed(*args):
         primals = args[: len(jaxpr.in_avals)]
         fun = functools.partial(_smooth_part, jaxpr, primals, moving)
-        _, pushed = jax.jvp(fun, [primals[k] for k in moving], args[len(primals) :])
+        moved = tuple(primals[k] for k in moving)
+        _, pushed = jax.jvp(fun, moved, args[len(primals) :])
         return pushed
 
     outs = untyped_call_p.bind(*primals, jaxpr=jaxpr)

@@ -180,11 +180,11 @@ def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any) -> list[An
     explicit = {name for name, kind in axes if kind == jax.sharding.AxisType.Explicit}
     if not explicit:
         return list(values)
-    resharded = []
+    placed = []
     for x, spec in zip(values, specs):
         sharding = jax.sharding.NamedSharding(mesh, _over(spec, explicit))
-        resharded.append(jax.sharding.reshard(x, sharding))
-    return resharded
+        placed.append(jax.sharding.reshard(x, sharding))
+    return placed
 
 
 def _over(spec, names):

@@ -84,11 +84,12 @@ def define_named_primitive(
         return jax.core.ShapedArray(shape, dtype), set(map(NamedAxisEffect, axes))
 
     def jvp(primals, tangents, **params):
+        out = primitive.bind(*primals, **params)
         pushed = []
         for k, tangent in enumerate(tangents):
             if type(tangent) is not ad.Zero:
                 pushed.append(bind(*primals[:k], tangent, *primals[k + 1 :], **params))
-        return primitive.bind(*primals, **params), functools.reduce(ad.add_jaxvals, pushed)
+        return out, functools.reduce(ad.add_jaxvals, pushed)
 
     def transpose(ct, *operands, **params):
         [index] = linear_operands(operands)

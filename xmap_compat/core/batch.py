@@ -112,6 +112,9 @@ def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedVa
 def dot_dimensions(x: NamedValue, y: NamedValue, contract, batch) -> tuple[Any, Dims]:
     """Dimension numbers of a dot of positional dimensions, and the names of its result's
     dimensions.
+
+    For example, the product of matrices with the dimensions ``('i', None, None)`` each, for each
+    element of ``'i'``: ``((((2,), (1,)), ((0,), (0,))), ('i', None, None))``.
     """
     shared = [name for name in x.dims if name is not None and name in y.dims]
     dimensions = []
@@ -148,6 +151,17 @@ def index_of(view: DeviceView, names: AxisNames) -> NamedValue:
             _single_index(view, name),
         )
     return index
+
+
+def kept_where(
+    view: DeviceView, value: NamedValue, names: AxisNames, is_kept: Callable[[Any], Any]
+) -> NamedValue:
+    """A value that is zero where ``is_kept`` of an element's index over the axes is false."""
+
+    def keep(x, index):
+        return jnp.where(is_kept(index), x, jnp.zeros_like(x))
+
+    return apply_positional(view, keep, value, index_of(view, names))
 
 
 def _row_major(size, major, minor):

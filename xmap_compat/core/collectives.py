@@ -59,6 +59,9 @@ class Row:
         by itself.
       counts: whether it multiplies what is equal for all elements by their number, and knows what
         exists once.
+      gathers: whether its result is equal for all elements in value, and may vary in its type.
+      moves: ``(params, elements of the axes together) -> whether each element receives one``, of a
+        collective by which elements only change places.
     """
 
     called: str
@@ -69,6 +72,8 @@ class Row:
     check: Callable[[Params, int, str], None] | None = None
     joint: bool = False
     counts: bool = False
+    gathers: bool = False
+    moves: Callable[[Params, int], bool] | None = None
 
 
 # Each stands at its rule in ``rules/``.
@@ -134,11 +139,11 @@ def result_names(
     mentioned = axis_names(params)
     axes = frozenset(n for n in mentioned if n in bound)
     union = frozenset(itertools.chain.from_iterable(operands))
-    if primitive == "ppermute" and len(axes) == len(mentioned):
-        is_full = len(params["perm"]) == elements
-        if is_full and not axes & union and not once.in_parts(union, axes):
-            return union  # equal elements change places
-    after = COLLECTIVES[primitive].names
+    row = COLLECTIVES[primitive]
+    are_equal = len(axes) == len(mentioned) and not axes & union and not once.in_parts(union, axes)
+    if are_equal and row.moves is not None and row.moves(params, elements):
+        return union  # equal elements change places
+    after = row.names
     if has_groups(params):
         after = varied
     return once.after_collective(union, axes, after(union, axes))

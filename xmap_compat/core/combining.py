@@ -34,13 +34,13 @@ def batched_axes(names: Names, placements: Mapping[AxisName, Placement]) -> list
 
 
 def levels_of(
-    axes: Sequence[AxisName], inputs: Sequence[Names], sizes: Callable[[AxisName], int]
+    axes: Sequence[AxisName], inputs: Sequence[Names], sizes: Sequence[int]
 ) -> list[tuple[int, list[int | None]]]:
     """The axes as dimensions to batch over; operands have theirs first, in this order."""
     levels = []
-    for name in axes:
+    for name, size in zip(axes, sizes):
         positions = [0 if name in names else None for names in inputs]
-        levels.append((sizes(name), positions))
+        levels.append((size, positions))
     return levels
 
 
@@ -115,12 +115,15 @@ class BatchedEquation:
         return _jax.bind(self.eqn.primitive, operands, self.eqn.params)
 
     def _levels(self):
-        return levels_of(self.axes, self.inputs, lambda name: self.placements[name].size)
+        return levels_of(self.axes, self.inputs, self._sizes(self.axes))
+
+    def _sizes(self, axes):
+        return [self.placements[name].size for name in axes]
 
     def _types(self):
         types = []
         for variable, names in zip(self.eqn.invars, self.inputs, strict=True):
-            sizes = [self.placements[n].size for n in batched_axes(names, self.placements)]
+            sizes = self._sizes(batched_axes(names, self.placements))
             shape = (*sizes, *variable.aval.shape)
             types.append(jax.ShapeDtypeStruct(shape, variable.aval.dtype))
         return types
@@ -132,7 +135,11 @@ def combined_axes(
     """The axes whose elements an operation combines: some result does not vary over them."""
     union = frozenset().union(*inputs)
     axes = batched_axes(union, placements)
-    return [axis for axis in axes if any(axis not in names for names in results)]
+    combined = []
+    for axis in axes:
+        if not all(axis in names for names in results):
+            combined.append(axis)
+    return combined
 
 
 def check_combined(

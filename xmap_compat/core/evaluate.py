@@ -19,6 +19,7 @@ from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.device import DeviceView, as_operand, laid_out_over
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
+from xmap_compat.core.placement import Placement
 from xmap_compat.core.rules import translate
 from xmap_compat.core.rules.libraries import bind_by_rule
 from xmap_compat.core.rules.ordinary import bind_ordinary
@@ -167,6 +168,12 @@ class Evaluator:
         results = self.checker.by_batching_rule(eqn, names_of_each(operands))
         where = self.checker.where(eqn)
         return bind_by_rule(self.view, eqn, operands, results, where)
+
+    def placing(self, placements: Mapping[Any, Placement]) -> Evaluator:
+        """An evaluator whose axes have other placements."""
+        view = dataclasses.replace(self.view, placements=placements)
+        checker = dataclasses.replace(self.checker, placements=placements)
+        return dataclasses.replace(self, view=view, checker=checker)
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, names_of_each(operands))

@@ -53,8 +53,7 @@ def _on_device(
     if view.nested:
         enter, leave = boundary.take_part, boundary.gather_parts
     # Where arguments enter and results leave, a device's part of a looped axis is one dimension.
-    placements = {name: place.without_loops() for name, place in view.placements.items()}
-    outside = dataclasses.replace(view, placements=placements)
+    outside = dataclasses.replace(view, placements=view.placements_without_loops())
     args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
     names = undeclared.names_at_entry(
         placed.program.consts, names_of_each(args), placed.every_placement

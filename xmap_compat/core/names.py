@@ -148,8 +148,9 @@ class Checker:
         for name in sorted(names, key=str):
             for resource in sorted(self.placements[name].resources, key=str):
                 if resource in taken:
-                    both = (taken[resource], name)
-                    return *(self._taken_by.get(axis, axis) for axis in both), resource
+                    first = taken[resource]
+                    shown = self._taken_by
+                    return shown.get(first, first), shown.get(name, name), resource
                 taken[resource] = name
         return None
 

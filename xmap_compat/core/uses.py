@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from xmap_compat import _jax
 from xmap_compat.core.bodies import bodies_of, carry_of
-from xmap_compat.core.collectives import COLLECTIVES, names_used
+from xmap_compat.core.collectives import COLLECTIVES, has_groups, names_used
 from xmap_compat.core.device import DeviceView
 from xmap_compat.core.names import Checker, Names, flow_through
 from xmap_compat.core.parameters import axis_names
@@ -55,7 +55,8 @@ def varying_gathers(
       inputs: the named axes of the program's inputs.
       results: the named axes that its results are broadcast to.
     """
-    if not any(map(view.mesh_axes_of, map(_gathered, _gathers_in(jaxpr)))):
+    gathered = map(_gathered, _gathers_in(jaxpr))
+    if not any(map(view.mesh_axes_of, gathered)):
         return frozenset()
     uses = _Uses(view, checker)
     uses.of_inputs(jaxpr, inputs, list(map(uses.cast_to, results)))
@@ -64,8 +65,8 @@ def varying_gathers(
 
 def _gathered(eqn: Any) -> tuple[AxisName, ...]:
     """The axes that an equation gathers into a result that is equal for all their elements."""
-    is_gather = eqn.primitive.name in ("all_gather", "device_gather")
-    if not is_gather or eqn.params.get("axis_index_groups") is not None:
+    row = COLLECTIVES.get(eqn.primitive.name)
+    if row is None or not row.gathers or has_groups(eqn.params):
         return ()
     return axis_names(eqn.params)
 

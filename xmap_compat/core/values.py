@@ -107,7 +107,7 @@ def is_smooth(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]:
+def split(values: Iterable[Any], *lengths: int) -> list[list[Any]]:
     """Cut a list into pieces of the given lengths, and a rest."""
     rest = list(values)
     pieces = []
@@ -152,13 +152,19 @@ def leading(value: NamedValue, names: Iterable[AxisName]) -> Any:
     return moved_to_front(value.data, list(map(value.dims.index, names)))
 
 
-def without(dims: Dims, names: Iterable[AxisName]) -> Dims:
+def common(names: Iterable[Any], others: Container[Any]) -> tuple[Any, ...]:
+    """The names that are among the others, in their order."""
+    return tuple(name for name in names if name in others)
+
+
+def without(dims: Iterable[Any], names: Iterable[Any]) -> tuple[Any, ...]:
+    """The dimensions that have none of the names, in their order."""
     dropped = set(names)
     return tuple(name for name in dims if name not in dropped)
 
 
-def without_dims(dims: Dims, gone: Container[int]) -> Dims:
-    return tuple(n for k, n in enumerate(dims) if k not in gone)
+def without_dims(dims: Dims, gone: Iterable[int]) -> Dims:
+    return tuple(dims[k] for k in others(len(dims), gone))
 
 
 def move_positional(value: NamedValue, source: int, destination: int) -> NamedValue:

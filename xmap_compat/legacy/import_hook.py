@@ -22,13 +22,13 @@ def install_with_jax(then: Callable[[], None] | None = None) -> None:
     ``install()`` in the same way.
     """
     _after_import("jax", lambda: _install(then))
-    _after_import(SPAWN, _tell_children)
+    _after_import(SPAWN, _install_in_children)
 
 
 def uninstall_with_jax() -> None:
     """Undo ``install_with_jax()``, whether JAX has been imported or not."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImportFinder)]
-    _tell_children_no_more()
+    _do_not_install_in_children()
     if "xmap_compat.legacy.restore" in sys.modules:
         sys.modules["xmap_compat.legacy.restore"].uninstall()
 
@@ -108,7 +108,7 @@ class _InstallWithJax:
         return install_with_jax, ()
 
 
-def _tell_children() -> None:
+def _install_in_children() -> None:
     """Let spawned processes install, too: they unpickle their preparation data before they import
     the main module.
     """
@@ -125,7 +125,7 @@ def _tell_children() -> None:
     spawn.get_preparation_data = get_preparation_data  # type: ignore[attr-defined]
 
 
-def _tell_children_no_more() -> None:
+def _do_not_install_in_children() -> None:
     spawn: Any = sys.modules.get(SPAWN)
     if hasattr(getattr(spawn, "get_preparation_data", None), "without_xmap_compat"):
         spawn.get_preparation_data = spawn.get_preparation_data.without_xmap_compat

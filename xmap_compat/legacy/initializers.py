@@ -126,8 +126,8 @@ def _of_disk(key, shape, dtype):
     """A uniform sample, for the radius, and complex numbers of size 1 in all directions."""
     of_radius, of_angle = jax.random.split(key)
     real = jnp.zeros((), dtype).real.dtype
-    turns = random.uniform(of_angle, shape, real).astype(dtype)
-    angle = 2 * jnp.pi * turns
+    fraction = random.uniform(of_angle, shape, real).astype(dtype)
+    angle = 2 * jnp.pi * fraction
     return random.uniform(of_radius, shape, real), jnp.exp(1j * angle)
 
 

@@ -12,8 +12,7 @@ from xmap_compat.core import once
 from xmap_compat.core.collectives import COLLECTIVES, has_groups
 from xmap_compat.core.device import equal_parts, laid_out_over
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules import contraction as contraction  # they fill COLLECTIVES
-from xmap_compat.core.rules import exchanges as exchanges
+from xmap_compat.core.rules import exchanges as exchanges  # they fill COLLECTIVES
 from xmap_compat.core.rules import gathers as gathers
 from xmap_compat.core.rules import reductions as reductions
 from xmap_compat.core.specs import AxisNames
@@ -31,16 +30,16 @@ def translate(
         assert row.in_groups is not None  # JAX takes no groups for the others
         apply = row.in_groups
     if has_groups(params) or not row.counts:
-        operands = [_in_parts(view, primitive, operand, axes) for operand in operands]
+        operands = [_in_parts(view, row, operand, axes) for operand in operands]
     if row.joint or not operands:
         return [_with_ended(apply(view, params, *operands), operands, axes)]
     return [_with_ended(apply(view, params, operand), [operand], axes) for operand in operands]
 
 
-def _in_parts(view, primitive, operand, axes):
+def _in_parts(view, row, operand, axes):
     """The operand of a collective: of what exists once each element puts in its part."""
     parts = equal_parts(view, operand, axes)
-    if primitive != "ppermute" or parts is operand:
+    if row.moves is None or parts is operand:
         return parts
     # Equal parts that change places are still parts, which add up.
     return laid_out_over(view, parts, parts.names.union(once.in_parts(operand.names, axes)))

@@ -26,7 +26,7 @@ from xmap_compat.core import errors
 from xmap_compat.core.collectives import collective, reduced
 from xmap_compat.core.device import DeviceView, cast_to, sum_devices, times_elements
 from xmap_compat.core.parameters import Params
-from xmap_compat.core.values import NamedValue, union_of_names
+from xmap_compat.core.values import NamedValue, common, union_of_names, without
 
 _Labels = tuple[int, ...]
 
@@ -77,7 +77,10 @@ class Skipped:
 
     def without(self, known: Container[Hashable]) -> Skipped | None:
         """What is left to check when some axes have been checked; None if nothing is."""
-        left = [entry for entry in self.skipped if entry[1] not in known]
+        left = []
+        for index, axis, by in self.skipped:
+            if axis not in known:
+                left.append((index, axis, by))
         if not left:
             return None
         return Skipped(self.spec, self.operands, tuple(left))
@@ -104,14 +107,14 @@ def bind_contraction(
     if mentions is not None and manual:
         mentions.check([_jax.varying_axes(x) for x in operands])
         mentions = mentions.without(manual)
-    named = _without(axes, manual)
+    named = without(axes, manual)
     if named or mentions is not None:
         out = _contraction_p.bind(
             *operands, axes=named, subscripts=subscripts, mentions=mentions, **options
         )
     else:
         out = _contract_arrays(*operands, subscripts=subscripts, **options)
-    mesh_axes = _common(axes, manual)
+    mesh_axes = common(axes, manual)
     if not mesh_axes:
         return out
     return summed(lambda x: lax.psum(x, mesh_axes), out)
@@ -154,9 +157,9 @@ def _output_order(inputs: Sequence[_Labels], output: _Labels, more: Sequence[int
     kept = (*more, *output)
     if len(inputs) != 2:
         present = {*itertools.chain.from_iterable(inputs)}
-        return _common(kept, present)
-    x = _without(inputs[0], _private_labels(inputs, 0, kept))
-    y = _without(inputs[1], _private_labels(inputs, 1, kept))
+        return common(kept, present)
+    x = without(inputs[0], _private_labels(inputs, 0, kept))
+    y = without(inputs[1], _private_labels(inputs, 1, kept))
     _, natural = _dot_numbers(x, y, kept)
     ordered = iter(output)
     order = []
@@ -192,7 +195,7 @@ def _sum_private(operands, subscripts, dtype):
     for x, labels, gone in zip(operands, inputs, private):
         dims = [labels.index(label) for label in gone]
         left.append(sum_dims(x, dims))
-    return left, Subscripts(tuple(map(_without, inputs, private)), output)
+    return left, Subscripts(tuple(map(without, inputs, private)), output)
 
 
 def _dot(x, y, subscripts, options):
@@ -207,27 +210,19 @@ def _dot(x, y, subscripts, options):
 
 def _dot_numbers(x, y, kept):
     """Dimension numbers of the dot of two labelled arrays, and the labels of its result."""
-    shared = _common(x, y)
-    batch = _common(kept, shared)
-    contracted = _without(shared, kept)
+    shared = common(x, y)
+    batch = common(kept, shared)
+    contracted = without(shared, kept)
     numbers = []
     for group in (contracted, batch):
         numbers.append((tuple(map(x.index, group)), tuple(map(y.index, group))))
-    return tuple(numbers), (*batch, *_without(x, shared), *_without(y, shared))
+    return tuple(numbers), (*batch, *without(x, shared), *without(y, shared))
 
 
 def _private_labels(inputs, index, kept):
     """Labels of one operand that are summed and that no other operand has."""
     others = itertools.chain(kept, *_replaced(inputs, index, ()))
-    return _without(inputs[index], set(others))
-
-
-def _common(labels, others):
-    return tuple(c for c in labels if c in others)
-
-
-def _without(labels, gone):
-    return tuple(c for c in labels if c not in gone)
+    return without(inputs[index], set(others))
 
 
 def _abstract_eval(*operands, axes, mentions, **params):
@@ -245,7 +240,7 @@ def _cotangent(
     x = operands[index]
     factors = _replaced(subscripts.inputs, index, subscripts.output)
     present = {*itertools.chain.from_iterable(factors)}
-    kept = _common(labels, present)
+    kept = common(labels, present)
     if not isinstance(optimize, str):
         optimize = "auto"
     out = _contract_arrays(
@@ -285,7 +280,7 @@ def _batch(operands, dims, *, name, axes, subscripts, mentions, **options):
         output = _output_order(inputs, output, [label])
     out = bind_contraction(
         *operands,
-        axes=_without(axes, [name]),
+        axes=without(axes, [name]),
         subscripts=Subscripts(tuple(inputs), output),
         mentions=mentions,
         **options,
@@ -314,7 +309,7 @@ def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedV
     inputs = []
     for value, labels in zip(operands, positional.inputs):
         inputs.append(_labels_of(value, labels, label_of))
-    kept = [label_of[name] for name in _without(label_of, bound)]
+    kept = [label_of[name] for name in without(label_of, bound)]
     order = _output_order(inputs, positional.output, kept)
     mentions = params["mentions"]
     # Inside a shard_map, names bound outside of it cannot be checked.
@@ -322,14 +317,14 @@ def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedV
         mentions = None if view.typed else mentions.without(view.placements)
     data = bind_contraction(
         *(cast_to(view, v, names).data for v in operands),
-        axes=_without(params["axes"], bound),
+        axes=without(params["axes"], bound),
         subscripts=Subscripts(tuple(inputs), order),
         mentions=mentions,
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
         optimize=params["optimize"],
     )
-    mesh_axes = view.mesh_axes_of(_common(params["axes"], bound & names))
+    mesh_axes = view.mesh_axes_of(common(params["axes"], bound & names))
     if mesh_axes:
         data = summed(lambda x: sum_devices(view, x, mesh_axes), data)
     data = times_elements(view, data, names, bound - names)

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.batch import apply_positional, device_index, index_of
+from xmap_compat.core.batch import apply_positional, device_index, index_of, kept_where
 from xmap_compat.core.collectives import collective, varied
 from xmap_compat.core.device import (
     DeviceView,
@@ -99,9 +99,10 @@ def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames)
     """
     at = value.positional_dims()[position]
     factors = view.factors(names)
-    before, after = value.data.shape[:at], value.data.shape[at + 1 :]
-    left = value.data.shape[at] // view.total_size(names)
-    data = _jax.reshaped(value.data, (*before, *sizes_of(factors), left, *after))
+    shape = list(value.data.shape)
+    left = shape[at] // view.total_size(names)
+    shape[at : at + 1] = [*sizes_of(factors), left]
+    data = _jax.reshaped(value.data, tuple(shape))
     mesh, local = view.factors_by_kind(names)
     front = [at + factors.index(factor) for factor in (*mesh, *local)]
     return moved_to_front(data, front), mesh, local
@@ -121,7 +122,8 @@ def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
     (``lax.all_to_all`` itself adds and removes dimensions of one element for the untiled form.)
     """
     names = axis_names(params)
-    split, concat = params["split_axis"], params["concat_axis"]
+    split = params["split_axis"]
+    concat = params["concat_axis"]
     if view.present(value, names):
         received = _exchange(view, value, names, split)
     else:
@@ -182,7 +184,11 @@ def _exchange(view, value, names, split):
     return NamedValue(data, (None, *names_of(local), *left), value.names)
 
 
-@collective("ppermute", varied, check=check_permutation)
+def _is_full(params, elements):
+    return len(params["perm"]) == elements
+
+
+@collective("ppermute", varied, check=check_permutation, moves=_is_full)
 def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """``lax.ppermute``: move elements between positions of the axes; positions that receive nothing
     are zero.
@@ -217,11 +223,7 @@ def _keep_received(view, value, names, perm):
         if len(bound) == len(names):
             return value
         return laid_out_over(view, value, value.names | bound)
-
-    def keep(x, index):
-        return jnp.where(jnp.asarray(receives)[index], x, jnp.zeros_like(x))
-
-    return apply_positional(view, keep, value, index_of(view, names))
+    return kept_where(view, value, names, lambda index: jnp.asarray(receives)[index])
 
 
 def _linear_index(factors: Sequence[Factor], wanted: Sequence[Factor]) -> list[int]:

@@ -33,7 +33,7 @@ def _gathered_in_group(members, place, params):
     return lax.collapse(members, at, at + 2)
 
 
-@collective("all_gather", reduced, in_groups=exchanged_in_groups(_gathered_in_group))
+@collective("all_gather", reduced, gathers=True, in_groups=exchanged_in_groups(_gathered_in_group))
 def _all_gather(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """The new first dimension moves to where ``lax.all_gather`` wants it."""
     at = params["all_gather_dimension"]
@@ -77,7 +77,7 @@ def _sum(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     return sum_over(view, value, params["axes"])
 
 
-@collective("device_gather", reduced)
+@collective("device_gather", reduced, gathers=True)
 @_in_outermost(gather_p)
 def _gather(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     return gather_over(view, value, params["axes"], params.get("to", "invarying"))

@@ -1,6 +1,4 @@
-"""``axis_index_groups``: the axis is gathered, and each element computes with the members of its
-own group.
-"""
+"""``axis_index_groups``: the axis is gathered, and each element computes with its group."""
 
 from __future__ import annotations
 

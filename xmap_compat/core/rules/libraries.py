@@ -22,7 +22,14 @@ from xmap_compat.core.device import DeviceView, cast_alike, cast_to, without_sin
 from xmap_compat.core.parameters import Names
 from xmap_compat.core.rules.reductions import max_over, min_over
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import NamedValue, leading, names_of_each, union_of_names
+from xmap_compat.core.values import (
+    NamedValue,
+    common,
+    leading,
+    names_of_each,
+    union_of_names,
+    without,
+)
 
 
 def bind_by_rule(
@@ -77,7 +84,8 @@ def _bind_batched(view, eqn, operands, results):
     names = union_of_names(operands)
     inputs = names_of_each(operands)
     axes = batched_axes(names, view.placements)
-    primitive, params = eqn.primitive, eqn.params
+    primitive = eqn.primitive
+    params = eqn.params
     if view.typed:
         primitive, params = _jax.local_operation(eqn, view.mesh_axes_of(names))
     operands = cast_alike(view, operands)
@@ -88,10 +96,7 @@ def _bind_batched(view, eqn, operands, results):
     def bind(*values):
         return _jax.bind(primitive, values, params)
 
-    def local_size(name):
-        return view.placements[name].local_size
-
-    levels = levels_of(axes, inputs, local_size)
+    levels = levels_of(axes, inputs, view.local_sizes(axes))
     try:
         outs = _jax.batched(bind, levels, positions_of(axes, results))(*data)
     except NotImplementedError:  # it has no batching rule
@@ -104,15 +109,14 @@ def _bind_batched(view, eqn, operands, results):
 
 def _with_all_axes(view, value, names, axes):
     """Data with a leading dimension for each axis that a value varies over."""
-    varied = [n for n in axes if n in names]
-    missing = [n for n in varied if n not in value.dims]
-    sizes = [view.placements[n].local_size for n in missing]
-    data = lax.broadcast(value.data, sizes)
+    varied = common(axes, names)
+    missing = without(varied, value.dims)
+    data = lax.broadcast(value.data, view.local_sizes(missing))
     return leading(NamedValue(data, (*missing, *value.dims), names), varied)
 
 
 def _result(view, data, names, axes):
-    varied = [n for n in axes if n in names]
+    varied = common(axes, names)
     dims = (*varied, *(None,) * (np.ndim(data) - len(varied)))
     value = without_single(view, data, dims, frozenset(varied))
     return cast_to(view, value, names)

@@ -27,7 +27,8 @@ _GENERAL = None  # what a rule returns for operands that need the general way
 
 def bind_ordinary(view: DeviceView, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
     """The results of an equation that knows nothing of names."""
-    primitive, params = eqn.primitive, eqn.params
+    primitive = eqn.primitive
+    params = eqn.params
     if view.typed:
         mesh_axes = view.mesh_axes_of(union_of_names(operands))
         primitive, params = _jax.local_operation(eqn, mesh_axes)
@@ -60,11 +61,12 @@ def _elementwise(view, primitive, operands, params):
     longest = max((v.dims for v in operands), key=len)
     dims = _with_missing(longest, operands)
     may_be_scalars = max(ranks, default=0) > 0 or primitive.name not in _NO_SCALARS
-    shape = max((v.positional_shape() for v in operands), key=len)
     data = []
     for value in operands:
         x = cast_to(view, value, names).data
-        if value.dims or not may_be_scalars:
+        stays = value.dims == dims or (may_be_scalars and not value.dims)
+        if not stays:
+            shape = max((v.positional_shape() for v in operands), key=len)
             x = _aligned(view, x, value.dims, dims, shape)
         data.append(x)
     return _bind(primitive, data, params, dims, names)
@@ -175,7 +177,7 @@ def _broadcast_in_dim(view, primitive, operands, params):
     if dynamic or None in named:
         return _GENERAL
     lead = len(named)
-    sizes = [view.placements[n].local_size for n in named]
+    sizes = view.local_sizes(named)
     kept = [lead + d for d in params["broadcast_dimensions"]]
     params = {
         **params,

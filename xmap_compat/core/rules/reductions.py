@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat.core.batch import apply_positional, index_of
+from xmap_compat.core.batch import kept_where
 from xmap_compat.core.collectives import collective, reduced
 from xmap_compat.core.device import (
     DeviceView,
@@ -146,19 +146,11 @@ def _pbroadcast(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
     names = axis_names(params)
     if not view.present(value, names):
         return value
-    is_bool = value.data.dtype == np.bool_
-
-    def mask(x, index):
-        kept = jnp.where(index == params["source"], x, jnp.zeros_like(x))
-        if is_bool:
-            return kept.astype(np.int8)
-        return kept
-
-    masked = apply_positional(view, mask, value, index_of(view, names))
-    source = sum_over(view, masked, names)
-    if is_bool:
-        return source.with_data(source.data.astype(np.bool_))
-    return source
+    kept = kept_where(view, value, names, lambda index: index == params["source"])
+    if value.data.dtype != np.bool_:
+        return sum_over(view, kept, names)
+    source = sum_over(view, kept.with_data(kept.data.astype(np.int8)), names)
+    return source.with_data(source.data.astype(np.bool_))
 
 
 @collective("psum", reduced, reduces=True, counts=True, in_groups=reduced_in_groups(lax.reduce_sum))

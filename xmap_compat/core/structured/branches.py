@@ -27,6 +27,7 @@ from xmap_compat.core.rules.reductions import max_over
 from xmap_compat.core.structured.callables import checkpointed, collectives_within, communicates
 from xmap_compat.core.values import (
     NamedValue,
+    common,
     is_smooth,
     names_of_each,
     positional,
@@ -160,8 +161,8 @@ class _Branch:
 
     Their cotangents are zero, and ``0 * inf`` would be NaN where the branch may not be
     differentiated.  So their gradient is cut, as ``jax.vmap`` does, except where values flow into a
-    collective over an axis along which elements
-    take different branches: from there they reach elements that take the branch.
+    collective over an axis along which elements take different branches: from there they reach
+    elements that take the branch.
 
     Attributes:
       mask: which elements take the branch.
@@ -231,23 +232,27 @@ class _Branch:
         # of its operands.
         names = self.mask.names - over
         value = laid_out_over(view, value, value.names | names)
-        mask = self.mask
-        mesh_axes: tuple[Any, ...] = ()
-        if over:
-            mask = mask.with_data(mask.data.astype(np.int32))
-            mesh_axes = view.mesh_axes_of(over) if view.typed else ()
-            if mesh_axes:
-                # The primitive takes the maximum over these, in the derivative only.
-                local = mask.data.max(mask.dims_of(over))
-                mask = NamedValue(local, without(mask.dims, over), mask.names)
-            else:
-                mask = max_over(view, mask, sorted(over, key=str))
+        mask, mesh_axes = self._mask_over(over)
         value, mask = cast_alike(view, [value, mask])
-        dims = [n for n in value.dims if n is not None]
-        mask = transposed(mask, tuple(n for n in dims if n in mask.dims))
+        dims = without(value.dims, [None])
+        mask = transposed(mask, common(dims, mask.dims))
         missing = [k for k, n in enumerate(dims) if n not in mask.dims]
         aligned = lax.expand_dims(mask.data, missing)
         return value.with_data(_cut_p.bind(value.data, aligned, mesh_axes=mesh_axes))
+
+    def _mask_over(self, over):
+        """Which elements take the branch, or have one that does along these axes; and the mesh axes
+        along which only the derivative looks for one.
+        """
+        if not over:
+            return self.mask, ()
+        view = self.ev.view
+        mask = self.mask.with_data(self.mask.data.astype(np.int32))
+        mesh_axes = view.mesh_axes_of(over)
+        if not view.typed or not mesh_axes:
+            return max_over(view, mask, sorted(over, key=str)), ()
+        local = mask.data.max(mask.dims_of(over))
+        return NamedValue(local, without(mask.dims, over), mask.names), mesh_axes
 
 
 def _place_of(eqn: Any, combined: Names, flows: bool) -> _Place:

@@ -1,5 +1,5 @@
 """Callables that custom rules hold: traced as the body was, then evaluated on named values; and the
-derivative of one equation as a program of its own, which stage 4 and the comparison of processes ask.
+derivative of one equation as a program, which stage 4 and the comparison of processes ask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xmap_compat.core.combining import may_combine
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import NamedValue, is_float0, is_smooth, names_of_each
+from xmap_compat.core.values import NamedValue, is_float0, is_smooth, names_of_each, split
 
 
 def only_arrays(fun):
@@ -76,7 +76,10 @@ def staged_callable(
         rest = iter(args)
         everything = []
         for value in values:
-            everything.append(positional_zero(value) if is_no_array(value) else next(rest))
+            if is_no_array(value):
+                everything.append(positional_zero(value))
+            else:
+                everything.append(next(rest))
         return fun(*everything)
 
     traced, restore = only_arrays(_jax.traced_as(fun, on_dynamic))
@@ -121,8 +124,13 @@ def checkpointed(call: _jax.Checkpoint, evaluate: Callable[..., Any]) -> Callabl
 
 def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
     """Whether evaluating these jaxprs, or their derivatives, moves anything between devices."""
-    names = _collectives_in_all(ev, jaxprs)
-    return any(ev.view.placement_of(name).mesh_axes for name in names)
+    for jaxpr in jaxprs:
+        body, _ = _jax.open_jaxpr(jaxpr)
+        for eqn in body.eqns:
+            names = collectives_within(ev, eqn)
+            if any(ev.view.placement_of(name).mesh_axes for name in names):
+                return True
+    return False
 
 
 # Collectives are found up to this order of derivatives: many rules call their function without end.
@@ -163,7 +171,7 @@ def _find_collectives(ev, eqn, order, differentiable):
         return names.union(ev.view.placements)
 
 
-def _collectives_in_all(ev, jaxprs, order=1, differentiable=False):
+def _collectives_in_all(ev, jaxprs, order, differentiable):
     names: frozenset[AxisName] = frozenset()
     for jaxpr in jaxprs:
         body, _ = _jax.open_jaxpr(jaxpr)
@@ -199,13 +207,15 @@ def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
     """
     held = _jax.read(eqn)
     backward = isinstance(held, _jax.CustomVjp)
+    num_consts = 0
+    if isinstance(held, _jax.CustomVjp):
+        num_consts = held.num_consts
     operands = [v.aval for v in eqn.invars]
     results = [v.aval for v in eqn.outvars]
-    num_consts = held.num_consts if backward else 0
     smooth = [is_smooth(x) and k >= num_consts for k, x in enumerate(operands)]
 
     def apply(*args):
-        values, seeds = args[: len(smooth)], args[len(smooth) :]
+        values, seeds = split(args, len(smooth))
 
         def fun(*primals):
             rest = iter(primals)
@@ -215,12 +225,14 @@ def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
 
         primals = tuple(itertools.compress(values, smooth))
         if not backward:
-            _, tangents, outs = jax.jvp(fun, primals, seeds, has_aux=True)
+            _, tangents, outs = jax.jvp(fun, primals, tuple(seeds), has_aux=True)
             return outs, tangents
         _, pull, outs = jax.vjp(fun, *primals, has_aux=True)
-        return outs, pull(seeds)
+        return outs, pull(tuple(seeds))
 
-    seeded = results if backward else operands
+    seeded = operands
+    if backward:
+        seeded = results
     types = []
     for aval in [*operands, *filter(is_smooth, seeded)]:
         types.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype))

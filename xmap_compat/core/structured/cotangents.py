@@ -11,9 +11,8 @@ devices, ``x = [1, 2]`` mapped, one weight ``w = 3`` that is not, and cotangents
 :func:`_cotangent_like` sums: 3, as it is for the positional function.
 
 *A rule that sums*: ``bwd(ct) = (ct * w, psum(ct * x, 'i'))``.  Both devices have 3.  It does not
-vary over ``i``
-any more, and is left alone: 3.  (Without types, where a cotangent of an unmapped argument is always
-summed, it would be 6.)
+vary over ``i`` any more, and stays: 3.  (Without types, where a cotangent of an unmapped argument
+is always summed, it would be 6.)
 
 *A cotangent that exists once, of a collective*: ``g(x, w) = psum(x * w, 'i')`` is 9 for both
 elements, and one cotangent arrives for both, 1.  A rule may say ``bwd(ct) = (psum(ct, 'i') * w,
@@ -36,12 +35,12 @@ and the sum 15 has counted ``du`` twice.  Every element's call returned the same
 one of them takes its cotangent (:func:`_at_first_element`): 1 + 6 and 2 + 0, which is 9.
 
 *A rule that sums, and has a term of its own*: ``f(w) = psum(w, 'i') + w``, ``bwd(ct) = psum(ct,
-'i') + ct``.  Nothing varies, and one cotangent arrives, 1.  What the rule means for an element is
-the sum of all cotangents, and its own one.  So:
+'i') + ct``.  Nothing varies, and one cotangent arrives, 1.  For an element the rule means the sum of
+all cotangents, plus the cotangent of that element.  So:
 
     If one result of the rule depends on the cotangent by a collective in which it stands for the
-    elements' own, and without any collective, each element has its own value, an equal part, in
-    all of that result.  This is decided for each result, and each axis, alone.
+    elements' own, and without any collective, each element has its own value, an equal part, in all
+    of that result.  This is decided for each result and each axis.
 
 Both elements have 1 + 1/2, which varies, and adds up to 3.  A ring of ``ppermute`` that adds up
 what comes by is of this kind, too, and so is a collective of what exists once and of what another
@@ -56,7 +55,6 @@ applied to each kind by itself, and the results are added (:func:`_cases_of`, :f
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import jax
@@ -65,7 +63,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import once
-from xmap_compat.core.batch import apply_positional, index_of
+from xmap_compat.core.batch import kept_where
 from xmap_compat.core.collectives import collectives_in, collectives_of
 from xmap_compat.core.device import equal_parts, laid_out, laid_out_over
 from xmap_compat.core.evaluate import Evaluator
@@ -80,7 +78,7 @@ from xmap_compat.core.structured.callables import (
     positional_zero,
     staged_callable,
 )
-from xmap_compat.core.values import NamedValue, union_of_names
+from xmap_compat.core.values import NamedValue, common, names_of_each, split, union_of_names
 
 
 def cotangents_of_operands(
@@ -110,7 +108,7 @@ def _cases_of(view, jaxpr, residuals, cotangents, operand_names) -> list[dict[in
     are summed as well, and must not count the cotangent for every element.  If no collective over
     the axis made the result, every element's call returned the same
     value: one of them takes the cotangent.  Otherwise the rule may sum by itself or leave that to
-    us: it is applied to that cotangent alone, and the names of its results tell.
+    us: it is applied to that cotangent only, and the names of its results say which.
 
     Returns:
       Cases, each with cotangents by the number of their result; missing ones are zero.  There is at
@@ -139,16 +137,16 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
     nonzero = {k for k, ct in enumerate(cotangents) if not is_no_array(ct)}
 
     def rule_of_case(*args):
-        fixed, seeds = args[: len(residuals)], args[len(residuals) :]
+        fixed, seeds = split(args, len(residuals))
 
         def of_seeds(*seeds):
             everything = {**zeros, **dict(zip(case, seeds))}
             return rule(*fixed, *everything.values())
 
-        apply, restore = only_arrays(of_seeds)
         if nonzero <= case.keys():
-            return restore(apply(*seeds))
-        _, tangents = jax.jvp(apply, tuple(map(jnp.zeros_like, seeds)), tuple(seeds))
+            return of_seeds(*seeds)
+        apply, restore = only_arrays(of_seeds)
+        _, tangents = jax.jvp(apply, list(map(jnp.zeros_like, seeds)), seeds)
         return restore(tangents)
 
     rule_of_case = _jax.traced_as(rule, rule_of_case)
@@ -159,7 +157,8 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
     first = len(staged.operands) - len(case)
     if all(axes <= ct.names for ct in staged.operands[first:]):
         return staged.restore(evaluate_staged(ev, staged.jaxpr, staged.operands))
-    return _apply_where_once(_knowing_once(ev, axes), staged, first, axes, wanted)
+    knowing_once = ev.placing({**ev.view.placements, **once.placements_of_once(axes)})
+    return _apply_where_once(knowing_once, staged, first, axes, wanted)
 
 
 def _apply_where_once(ev, staged, first, axes, wanted):
@@ -171,7 +170,7 @@ def _apply_where_once(ev, staged, first, axes, wanted):
         cts = [_once_in(ev.view, ct, axes, divided) for ct in staged.operands[first:]]
         return [*staged.operands[:first], *cts]
 
-    inputs = [v.names for v in operands_divided_over(NONE)]
+    inputs = names_of_each(operands_divided_over(NONE))
     names = ev.checker.check(staged.jaxpr, inputs)
     both_ways = staged.restore([once.used_both_ways(n) for n in names])
     outs: dict[Names, list[NamedValue | None]] = {}
@@ -221,25 +220,13 @@ def _at_first_element(view, value, names):
     """A value that is set to zero except at the first element of axes that it did not vary over."""
     if not names:
         return value
-
-    def at_first(x, index):
-        return jnp.where(index == 0, x, jnp.zeros_like(x))
-
-    ordered = [n for n in view.placements if n in names]
-    return apply_positional(view, at_first, value, index_of(view, ordered))
-
-
-def _knowing_once(ev: Evaluator, axes: Names) -> Evaluator:
-    """An evaluator for cotangents that exist once along these axes, which their names say."""
-    placements = {**ev.view.placements, **once.placements_of_once(axes)}
-    view = dataclasses.replace(ev.view, placements=placements)
-    checker = dataclasses.replace(ev.checker, placements=placements)
-    return dataclasses.replace(ev, view=view, checker=checker)
+    ordered = common(view.placements, names)
+    return kept_where(view, value, ordered, lambda index: index == 0)
 
 
 def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
-    """Sum a cotangent over axes that its primal does not vary over; one that was summed already is
-    left alone.
+    """Sum a cotangent over axes that its primal does not vary over; one that was summed already
+    stays.
 
     A rule may return another precision than its primal has, as under ``jax.vmap``.
     """

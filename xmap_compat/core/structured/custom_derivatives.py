@@ -26,7 +26,14 @@ from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
 from xmap_compat.core.trace import call_without_axes
-from xmap_compat.core.values import NamedValue, is_smooth, names_of_each, split, union_of_names
+from xmap_compat.core.values import (
+    NamedValue,
+    common,
+    is_smooth,
+    names_of_each,
+    split,
+    union_of_names,
+)
 
 
 def custom_jvp(
@@ -241,7 +248,7 @@ def custom_vmap(
 
 def _whole(view, value, axes):
     """A value whose first positional dimensions are the whole axes that it varies over."""
-    names = [n for n in axes if n in value.names]
+    names = common(axes, value.names)
     if not names:
         return value
     gathered = gather_over(view, laid_out_over(view, value, value.names), names)
@@ -256,9 +263,8 @@ def _whole(view, value, axes):
 
 def _local_elements(view, value, axes, names):
     """The elements that are here of a result whose first positional dimensions are whole axes."""
-    for name in axes:
-        if name in names:
-            value = take_element(view, value, [name])
+    for name in common(axes, names):
+        value = take_element(view, value, [name])
     return cast_to(view, value, names)
 
 

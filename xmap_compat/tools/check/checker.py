@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MISSING = "it needs the type checker ty, which is not installed here: pip install '.[check]'"
-# Its rules that tell of missing attributes, which are on alone, and the parts of their messages.
+# The rules that are on, and the parts of their messages.
 _RULES = ("missing-attribute", "missing-union-attribute")
 _OWNER = re.compile(r"(?:<module '|^Module `|^Object of type `)(jax[\w.]*|Array)\b")
 _ATTRIBUTE = re.compile(r"(?:has no member |has no attribute |^Attribute )`(\w+)`")
@@ -44,16 +44,11 @@ def run(files: Iterable[Path], folder: Path, roots: Iterable[Path]) -> Iterator[
     settings = f'[rules]\nall = "ignore"\n{rules}[analysis]\nrespect-type-ignore-comments = false\n'
     (folder / "ty.toml").write_text(settings)
     command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "ty",
-        "check",
-        "--project",
-        folder,
-        "--python",
-        sys.executable,
+        *(sys.executable, "-m", "ty", "check"),
+        *("--project", folder, "--python", sys.executable),
     ]
-    command += [part for root in roots for part in ("--extra-search-path", root)]
+    for root in roots:
+        command += ["--extra-search-path", root]
     command += ["--output-format", "gitlab", "--no-progress", "--exit-zero", "--", *files]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     try:
@@ -61,11 +56,10 @@ def run(files: Iterable[Path], folder: Path, roots: Iterable[Path]) -> Iterator[
     except ValueError:
         raise NoChecker(f"ty failed: {done.stderr.strip()}") from None
     for message in messages:
-        text, end = (
-            message["description"].partition(": ")[2],
-            message["location"]["positions"]["end"],
-        )
-        owner, attribute = _OWNER.search(text.partition(" in union ")[0]), _ATTRIBUTE.search(text)
+        end = message["location"]["positions"]["end"]
+        text = message["description"].partition(": ")[2]
+        owner = _OWNER.search(text.partition(" in union ")[0])
+        attribute = _ATTRIBUTE.search(text)
         if owner and attribute:
             name = f"{owner[1].replace('Array', 'jax.Array')}.{attribute[1]}"
             yield Reported(folder / message["location"]["path"], end["line"], end["column"], name)

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from xmap_compat.tools.check import checker, editor, facts, findings, report, table
 from xmap_compat.tools.progress import progress
-from xmap_compat.tools.source.reading import Program, read
+from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
 CLEAN, FOUND, WRONG, LEFT = 0, 1, 2, 3
 NOT_SEEN = (
     "Not seen: names made at run time, uses in code that catches ImportError, and installed "
     "packages.\n"
     "`python -m xmap_compat check --report SCRIPT` runs a program, and lists all that it looks up."
+)
+STRICTER = (
+    "Only the xmap of install() accepts results that vary over an axis that out_axes lack, and "
+    "axis_resources of no axis: xmap_compat.xmap refuses them."
 )
 HOW = (
     "run it with `python -m xmap_compat SCRIPT`, "
@@ -48,22 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-install", action="store_true", help="list what needs install(), and do not call it"
     )
-    parser.add_argument(
-        "--output-format", choices=("text", "json"), default="text", help="of the findings"
-    )
 
 
 def main(args: argparse.Namespace) -> int:
     """Check files, or run a program and report; returns the exit code."""
+    if args.report and args.report[0].endswith(NOTEBOOK):
+        return _wrong("--report runs a SCRIPT, or -m MODULE; give a notebook as a PATH")
     if args.report:
         return report.main(args.report)
     if args.report is not None:
         return _wrong("--report needs a SCRIPT, or -m MODULE")
     if not args.paths:
         return _wrong("no PATH is given")
-    missing = [str(path) for path in args.paths if not path.exists()]
-    if missing:
-        return _wrong(f"no such file or folder: {', '.join(missing)}")
+    for path in args.paths:
+        if not path.exists():
+            return _wrong(f"no such file or folder: {path}")
     try:
         checked = findings.check(args.paths, _with_progress)
     except (checker.NoChecker, facts.NoJax) as error:
@@ -72,11 +74,16 @@ def main(args: argparse.Namespace) -> int:
         return _wrong(f"0 files: no Python file or notebook in {', '.join(map(str, args.paths))}")
     if args.fix or args.diff:
         return _fix(checked, args.fix, not args.no_install)
-    if args.output_format == "json":
-        print(json.dumps(_as_json(checked), indent=1))
-    else:
-        print(*checked.reported, *_guarded_lines(checked), _summary(checked), sep="\n")
-    return FOUND if any(finding.dies for finding in checked.reported) else CLEAN
+    for finding in checked.reported:
+        print(finding)
+    if checked.guarded:
+        print("guarded, and no finding:", *checked.guarded, sep="\n")
+    print(_summary(checked))
+    print(NOT_SEEN)
+    for finding in checked.reported:
+        if finding.dies:
+            return FOUND
+    return CLEAN
 
 
 def _wrong(message: str) -> int:
@@ -88,49 +95,28 @@ def _with_progress(programs: list[Program]) -> Iterator[Program]:
     return progress(programs, "files")
 
 
-def _guarded_lines(checked: findings.Checked) -> list[str]:
-    if not checked.guarded:
-        return []
-    return ["guarded, and no finding:", *map(str, checked.guarded)]
-
-
 def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}s"
 
 
 def _summary(checked: findings.Checked) -> str:
+    unread = sum(finding.gone.kind == table.ERROR for finding in checked.reported)
+    uses = len(checked.reported) - unread
+    by_hand = sum(finding.dies for finding in checked.reported) - unread
     found = "No removed name found"
     then = ""
-    unread = [finding for finding in checked.reported if finding.gone.kind == table.ERROR]
-    uses = len(checked.reported) - len(unread)
-    by_hand = sum(finding.dies for finding in checked.reported) - len(unread)
     if uses:
         found = f"{_counted(uses, 'use')} of removed names"
-        then = f"; install() restores all:\n{HOW}"
     if by_hand:
         then = f": {by_hand} to change by hand, {uses - by_hand} that install() restores"
+    elif uses:
+        then = f"; install() restores all:\n{HOW}"
     if unread:
-        then += f"; {_counted(len(unread), 'error')} in files that cannot be read"
+        then += f"; {_counted(unread, 'error')} in files that cannot be read"
     files = _counted(len(checked.programs), "file")
-    return f"{found} in {files} (jax {checked.jax}){then}.\n{NOT_SEEN}"
-
-
-def _as_json(checked: findings.Checked) -> dict[str, object]:
-    return {
-        "jax": checked.jax,
-        "findings": [_finding_as_json(finding) for finding in checked.reported],
-        "guarded": [_finding_as_json(finding) for finding in checked.guarded],
-        "not seen": NOT_SEEN,
-    }
-
-
-def _finding_as_json(finding: findings.Finding) -> dict[str, object]:
-    shown: dict[str, object] = {"path": str(finding.path)}
-    for name in ("cell", "line", "column", "dies"):
-        shown[name] = getattr(finding, name)
-    for name in ("name", "kind", "until", "remedy"):
-        shown[name] = getattr(finding.gone, name)
-    return shown
+    return f"{found} in {files} (jax {checked.jax}){then}."
 
 
 def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
@@ -140,17 +126,20 @@ def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
             path.write_bytes(new)
             print(f"rewritten: {path}")
         else:
-            sys.stdout.writelines(_difference(path, new))
+            before = read(path).text.splitlines(True)
+            after = read(path, new).text.splitlines(True)
+            sys.stdout.writelines(difflib.unified_diff(before, after, str(path), str(path), n=1))
     errors = [finding for finding in checked.findings if finding.gone.kind == table.ERROR]
-    done = "rewritten" if write else "would be rewritten"
+    done = "rewritten"
+    if not write:
+        done = "would be rewritten"
     summary = f"Files {done}: {len(fixed.contents)}, names left: {len(fixed.left)}."
-    print(*errors, *fixed.notes, *fixed.left, summary, NOT_SEEN, sep="\n")
+    print(*errors, *fixed.left, summary, sep="\n")
+    if f"{table.MAPS}.xmap" in {finding.gone.name for finding in checked.findings}:
+        print(STRICTER)
+    print(NOT_SEEN)
     if fixed.left:
         return LEFT
-    return FOUND if errors else CLEAN
-
-
-def _difference(path: Path, new: bytes) -> Iterator[str]:
-    before = read(path).text.splitlines(True)
-    after = read(path, new).text.splitlines(True)
-    return difflib.unified_diff(before, after, str(path), str(path), n=1)
+    if errors:
+        return FOUND
+    return CLEAN

@@ -1,10 +1,7 @@
-"""Asks the JAX of this environment for names, in a process of its own, with and without
-``install()``.
-"""
+"""Asks the JAX of this environment for names, in another process."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import json
@@ -19,19 +16,8 @@ class NoJax(Exception):
     """JAX cannot be imported in this environment."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """The release of JAX, and which of the names it lacks: in plain Python, and under
-    ``install()``.
-    """
-
-    jax: str
-    lacking: frozenset[str]
-    lacking_installed: frozenset[str]
-
-
-def ask(names: Iterable[str]) -> Facts:
-    """Which names JAX lacks.
+def ask(names: Iterable[str]) -> tuple[str, set[str]]:
+    """The release of JAX, and which names it lacks.
 
     Args:
       names: dotted ones (``jax.tree_map``), keywords (``jax.jit(static_argnum=)``), and options
@@ -47,46 +33,31 @@ def ask(names: Iterable[str]) -> Facts:
     asked = json.dumps(sorted(names))
     done = subprocess.run(command, input=asked, capture_output=True, text=True)
     try:
-        jax, lacking, lacking_installed = json.loads(done.stdout)
+        release, lacking = json.loads(done.stdout)
     except ValueError:
         why = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
         text = "check looks up names in the JAX of this environment, which cannot be imported"
         raise NoJax(f"{text}: {why}") from None
-    return Facts(jax, frozenset(lacking), frozenset(lacking_installed))
+    return release, set(lacking)
 
 
 def answer() -> None:
     """What that process does."""
     names = json.load(sys.stdin)
     release = vars(importlib.import_module("jax"))["__version__"]
-    lacking = [name for name in names if not _has(name)]
-    importlib.import_module("xmap_compat.legacy.restore").install()
-    lacking_installed = [name for name in names if not _has(name)]
-    print(json.dumps([release, lacking, lacking_installed]))
+    print(json.dumps([release, [name for name in names if not _has(name)]]))
 
 
 def _has(name: str) -> bool:
     """Whether JAX has a name, or whether that is unknown."""
+    home, _, last = name.rpartition(".")
     try:
-        if "." not in name and name != "jax":
+        if "(" in name:
+            return _takes(*name[:-2].split("("))
+        if not home and name != "jax":
             return name in _at("jax.config").values
-        function, is_keyword, keyword = name.partition("(")
-        return _takes(function, keyword[:-2]) if is_keyword else _has_name(name)
-    except Exception:
-        return True
-
-
-def _at(name: str) -> Any:
-    return importlib.import_module("xmap_compat.legacy.old_names").at(name)
-
-
-def _has_name(name: str) -> bool:
-    try:
         _at(name)
-    except NotImplementedError:  # a name that raises when used
-        return True
     except AttributeError:
-        home, _, last = name.rpartition(".")
         return hasattr(sys.modules.get(home), last)  # where a function hides the module of its name
     except ImportError as error:
         # A module whose own imports fail is not gone: jax2tf without tensorflow.
@@ -94,12 +65,16 @@ def _has_name(name: str) -> bool:
     return True
 
 
+def _at(name: str) -> Any:
+    return importlib.import_module("xmap_compat.legacy.old_names").at(name)
+
+
 def _takes(function: str, keyword: str) -> bool:
     """Whether a function takes a keyword, as its signature says."""
-    called = _at(function)
-    if not hasattr(called, "__name__"):  # a member of an enum, say
+    try:
+        parameters = inspect.signature(_at(function)).parameters
+    except Exception:
         return True
-    parameters = inspect.signature(called).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return True
     named = parameters.get(keyword)

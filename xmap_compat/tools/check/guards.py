@@ -10,124 +10,74 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from xmap_compat.tools.source.bindings import Names, text_of
+from xmap_compat.tools.source.bindings import Names
 
 CAUGHT = "within a try that catches its error"
 TESTED = "under a test for it"
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# A test that mentions one of these asks which JAX this is, or whether the program runs at all.
-_OF_RELEASES = re.compile(r"version|TYPE_CHECKING|find_spec", re.IGNORECASE)
+_TRIES = (ast.Try, ast.TryStar)
+_TESTS = (ast.If, ast.IfExp, ast.While)
 
 
-def guard_of(names: Names, node: ast.AST, name: str, error: type[Exception]) -> str:
+def guard_of(names: Names, node: Any, name: str, error: type[Exception]) -> str:
     """How a program is ready for the error that a use of a removed name raises; empty if it is
     not.
     """
     child = node
     in_function = False
     while (parent := names.parents.get(child)) is not None:
-        if isinstance(parent, (ast.Try, ast.TryStar)) and not in_function:
-            found = _in_try(parent, child, error)
-            if found:
-                return found
+        if isinstance(parent, _TRIES) and not in_function and child not in parent.finalbody:
+            is_tried = child in parent.body
+            if is_tried and _catches(parent, error):
+                return CAUGHT
+            if not is_tried and "jax" in ast.unparse(parent.body):  # type: ignore[arg-type]
+                return TESTED
         for test in _tests(parent, child):
             if _is_about(names, test, node, name):
                 return TESTED
-        in_function |= isinstance(parent, _FUNCTIONS) and isinstance(child, ast.stmt)
+        in_function |= isinstance(parent, ast.FunctionDef)
         child = parent
     return ""
 
 
-def _in_try(parent: Any, child: ast.AST, error: type[Exception]) -> str:
-    """How a ``try`` guards a part of it."""
-    if child in parent.finalbody:
-        return ""
-    if child in parent.body:
-        for handler in parent.handlers:
-            if _catches(handler.type, error):
-                return CAUGHT if _ends_well(handler.body[-1]) else ""
-        return ""
-    # A handler, or what is after the body: it says what to do where the body fails.
-    body = " ".join(ast.unparse(statement) for statement in parent.body)
-    missing = (ImportError, AttributeError)
-    for handler in parent.handlers:
-        if any(_catches(handler.type, kind) for kind in missing) and "jax" in body:
-            return TESTED
-    return ""
-
-
-def _catches(caught: ast.expr | None, error: type[Exception]) -> bool:
-    if caught is None:
-        return True
-    parts = caught.elts if isinstance(caught, ast.Tuple) else [caught]
-    for part in parts:
-        name = getattr(part, "attr", getattr(part, "id", ""))
-        if issubclass(error, getattr(builtins, name, ())):
-            return True
+def _catches(tried: Any, error: type[Exception]) -> bool:
+    """Whether a ``try`` catches an error, and goes on."""
+    for handler in tried.handlers:
+        caught = re.findall(r"\w+", ast.unparse(handler.type or ast.Name("Exception")))
+        if any(issubclass(error, getattr(builtins, name, ())) for name in caught):
+            last = handler.body[-1]
+            ends = re.search(r"\b(raise|exit|quit)\b", ast.unparse(last))
+            return not ends or isinstance(last, (ast.FunctionDef, ast.Try))
     return False
-
-
-def _ends_well(last: ast.stmt) -> bool:
-    """Whether a handler that ends so neither raises nor leaves the program."""
-    if isinstance(last, (ast.FunctionDef, ast.Try)):
-        return True
-    return not re.search(r"\b(raise|exit|quit)\b", ast.unparse(last))
 
 
 def _tests(parent: Any, child: Any) -> Iterator[ast.expr]:
     """The tests that decide whether the parent reaches this child."""
-    if isinstance(parent, (ast.If, ast.IfExp, ast.While)) and child is not parent.test:
+    if isinstance(parent, _TESTS) and child is not parent.test:
         yield parent.test
     elif isinstance(parent, ast.BoolOp):
         yield from parent.values[: parent.values.index(child)]
-    for _, block in ast.iter_fields(parent):
-        if isinstance(block, list) and child in block:
-            for before in block[: block.index(child)]:
-                if isinstance(before, ast.If) and isinstance(before.body[-1], _ENDS):
-                    yield before.test
+    block = getattr(parent, "body", None)
+    if isinstance(block, list) and child in block:
+        for before in block[: block.index(child)]:
+            if isinstance(before, ast.If) and isinstance(before.body[-1], _ENDS):
+                yield before.test
 
 
 def _is_about(names: Names, test: ast.expr, node: ast.AST, name: str) -> bool:
-    """Whether a test asks for a removed name, or for the variable that has it."""
+    """Whether a test asks for a removed name, for the variable that has it, or for the release of
+    JAX.
+    """
     if isinstance(test, ast.Constant):
         return not test.value  # `if False:`
+    asked = ast.unparse(test)
+    for variable in re.findall(r"\w+", asked):
+        for meant in names.bound.get(variable, ()):
+            if isinstance(meant, ast.expr):
+                meant = ast.unparse(meant)
+            asked += f" {meant}"
     last = re.split(r"\W", name.rstrip("=)"))[-1]
-    for part in _parts(names, test):
-        if text_of(part) == last or _OF_RELEASES.search(str(_word_of(part))):
-            return True
-    return _is_of_variable(names, test, node)
-
-
-def _parts(names: Names, test: ast.expr) -> Iterator[ast.AST]:
-    """The nodes of a test, and of what its variables are bound to."""
-    for part in ast.walk(test):
-        yield part
-        if isinstance(part, ast.Name):
-            for meant in names.bound.get(part.id, ()):
-                if isinstance(meant, ast.expr):
-                    yield from ast.walk(meant)
-                else:
-                    yield ast.Constant(meant)
-
-
-def _word_of(part: ast.AST) -> object:
-    for field in ("id", "attr", "value"):
-        word = getattr(part, field, None)
-        if isinstance(word, str):
-            return word
-    return ""
-
-
-def _is_of_variable(names: Names, test: ast.expr, node: Any) -> bool:
-    """Whether a test asks if the variable at the root of a use is None, which a failed import left
-    there.
-    """
-    while isinstance(node, (ast.Attribute, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    if not isinstance(node, ast.Name):
-        return False
-    bound = names.bound.get(node.id, ())
-    may_be_none = any(isinstance(b, ast.Constant) and b.value is None for b in bound)
-    mentioned = any(isinstance(n, ast.Name) and n.id == node.id for n in ast.walk(test))
-    return may_be_none and mentioned
+    root = re.split(r"\W", ast.unparse(node))[0]
+    return bool(
+        re.search(rf"(?i)'{last}'|version|TYPE_CHECKING|find_spec|\b{root} is (not )?None", asked)
+    )

@@ -16,7 +16,6 @@ from xmap_compat.tools.source.bindings import Names, text_of
 Found = tuple[ast.AST, str]  # a node, and a name that it asks for
 _MODULE = re.compile(r"jax(\.\w+)+")
 _IMPORTS = re.compile(r"(.*\.)?(import_module|__import__)")
-_CONFIG = ("jax.config", "jax.config.config")
 
 
 class Texts(Names):
@@ -25,41 +24,45 @@ class Texts(Names):
     """
 
     def asked(self) -> Iterator[Found]:
+        self._texts = {text_of(node) for node in self.nodes}
+        self._by_text: list[ast.Call] = []  # calls that import by a text
         for node in self.nodes:
-            yield from self._asked_by(node)
-            if isinstance(node, ast.Call):
-                yield from self._options(node)
-                yield from self._keywords(node)
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                yield from self._imported(node)
+            elif isinstance(node, ast.Call):
+                yield from self._of_call(node)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                gone = table.known(self.dotted(node))
+                is_of_star = not self.bound.get(node.id)
+                if gone and (is_of_star or gone.kind == table.REFUSED):
+                    yield node, gone.name
+            if isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+                name = self.dotted(node)
+                is_found_inside = isinstance(node, ast.Call) and self.is_partial(node)
+                if name.startswith("jax.") and not is_found_inside:
+                    yield node, name
         yield from self._imported_by_text()
 
-    def _asked_by(self, node: ast.AST) -> Iterator[Found]:
-        match node:
-            case ast.Import(names=aliases):
-                for alias in aliases:
-                    if alias.name.startswith("jax."):
-                        yield alias, alias.name
-            case ast.ImportFrom(module=str(module), names=aliases, level=0):
-                if f"{module}.".startswith("jax."):
-                    for alias in aliases:
-                        is_star = alias.name == "*"
-                        yield (node, module) if is_star else (alias, f"{module}.{alias.name}")
-            case ast.Name(id=name, ctx=ast.Load()):
-                gone = table.NAMES.get(self.dotted(node))
-                # A name without a binding is of a star.
-                if gone and (gone.kind == table.REFUSED or not self.bound.get(name)):
-                    yield node, gone.name
-            case ast.Call(func=ast.Name(id="eval" | "exec"), args=[code, *_]):
-                yield from self._in_code(node, self.text(code))
-            case ast.Attribute() | ast.Subscript() | ast.Call():
-                name = self.dotted(node)
-                if name.startswith("jax.") and not self._is_told_by_its_function(node, name):
-                    yield node, name
+    def _imported(self, node: Any) -> Iterator[Found]:
+        home = getattr(node, "module", "")
+        for alias in node.names:
+            name = f"{home}.{alias.name}".lstrip(".")
+            if not name.startswith("jax.") or getattr(node, "level", False):
+                continue
+            if alias.name == "*":
+                yield node, home
+            else:
+                yield alias, name
 
-    def _is_told_by_its_function(self, node: ast.AST, name: str) -> bool:
-        """Whether a node is ``partial(f, ...)``, where ``f`` is found already."""
-        gone = table.known(name)
-        is_refused = gone is not None and gone.kind == table.REFUSED
-        return isinstance(node, ast.Call) and self.is_partial(node) and not is_refused
+    def _of_call(self, call: ast.Call) -> Iterator[Found]:
+        called = ast.unparse(call.func)
+        if called in ("eval", "exec") and call.args:
+            yield from self._in_code(call, self.text(call.args[0]))
+        elif _IMPORTS.fullmatch(called):
+            self._by_text.append(call)
+        elif isinstance(call.func, ast.Attribute) and call.func.attr == "update":
+            yield from self._options(call, self.dotted(call.func.value))
+        yield from self._keywords(call)
 
     def _in_code(self, call: ast.AST, code: str) -> Iterator[Found]:
         """What a text asks for that is executed."""
@@ -67,24 +70,21 @@ class Texts(Names):
             inner = Texts(ast.parse(code))
         except SyntaxError:
             return
-        for name, found in self.bound.items():
-            inner.bound.setdefault(name, found)
+        inner.bound = self.bound | inner.bound
         for _, name in inner.asked():
             yield call, name
 
-    def _options(self, call: ast.Call) -> Iterator[Found]:
-        if not isinstance(call.func, ast.Attribute) or call.func.attr != "update":
+    def _options(self, call: ast.Call, updated: str) -> Iterator[Found]:
+        if updated not in ("jax.config", "jax.config.config"):
             return
-        if self.dotted(call.func.value) not in _CONFIG:
+        given = call.args or [keyword.value for keyword in call.keywords]
+        option = text_of(given[0])
+        if option:
+            yield call, option
             return
-        named = [keyword.value for keyword in call.keywords if keyword.arg == "name"]
-        for option in [*named, *call.args][:1]:
-            if text_of(option):
-                yield option, text_of(option)
-                continue
-            for text in {text_of(node) for node in self.nodes}:
-                if text.startswith("jax_"):
-                    yield option, text
+        for text in self._texts:
+            if text.startswith("jax_"):
+                yield call, text
 
     def _keywords(self, call: ast.Call) -> Iterator[Found]:
         """The keywords that a function of JAX is given, also through ``partial`` and a dictionary
@@ -96,31 +96,33 @@ class Texts(Names):
         if not called.startswith("jax."):
             return
         moved = table.known(called)
-        today = moved.now if moved else called
+        today = called
+        if moved is not None:
+            today = moved.now
         given = self._given(call)
         is_complete = all(keyword.arg for keyword in call.keywords)
         if is_complete and not given.keys() & {"vmap_method", "vectorized"}:
             given["without vmap_method"] = call
         for name, node in given.items():
-            known = table.KEYWORDS.get((called, name)) or table.KEYWORDS.get((today, name))
+            asked = f"{called}({name}=)"
+            known = table.known(asked) or table.known(f"{today}({name}=)")
             if known is not None:
                 yield node, known.name
             elif name.isidentifier():
-                yield node, f"{called}({name}=)"
+                yield node, asked
 
     def _given(self, call: ast.Call) -> dict[str, ast.AST]:
         """The nodes that give keywords."""
         given: dict[str, ast.AST] = {}
         for keyword in call.keywords:
             value: Any = keyword.value
-            if keyword.arg is not None:
-                given[keyword.arg] = keyword
-                continue
             if isinstance(value, ast.Name):
                 value = self.meaning(value.id)
-            if isinstance(value, ast.Dict):
+            if keyword.arg is not None:
+                given[keyword.arg] = keyword
+            elif isinstance(value, ast.Dict):
                 given.update((text_of(key), keyword) for key in value.keys)
-            elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
+            elif isinstance(value, ast.Call):
                 given.update((str(inner.arg), keyword) for inner in value.keywords)
         return given
 
@@ -128,28 +130,19 @@ class Texts(Names):
         """What ``import_module`` and ``__import__`` are asked for, and each text ``jax.a.b`` beside
         them.
         """
-        calls = []
-        for node in self.nodes:
-            if isinstance(node, ast.Call) and _IMPORTS.fullmatch(ast.unparse(node.func)):
-                calls.append(node)
-        if not calls:
-            return
         inside: dict[str, ast.Call] = {}
-        without_text = list(calls)
-        for call in calls:
-            texts = [text for node in ast.walk(call) if (text := text_of(node))]
+        elsewhere = self._by_text[:1]
+        for call in self._by_text:
+            texts = {text_of(node) for node in ast.walk(call)} - {""}
             inside.update(dict.fromkeys(texts, call))
-            yield from self._relative(call, texts)
-            if texts:
-                without_text.remove(call)
-        elsewhere = [*without_text, *calls][0]
-        for text in {text_of(node) for node in self.nodes}:
-            if _MODULE.fullmatch(text):
-                yield inside.get(text, elsewhere), text
-
-    def _relative(self, call: ast.Call, texts: list[str]) -> Iterator[Found]:
-        """``import_module('.maps', 'jax.experimental')``."""
-        bases = [text for text in texts if text.startswith("jax")]
-        for text in texts:
-            if text.startswith(".") and bases:
-                yield call, importlib.util.resolve_name(text, bases[0])
+            if not texts:
+                elsewhere = [call]
+            for base in texts:
+                for text in texts:
+                    if base.startswith("jax") and text.startswith("."):
+                        # import_module('.maps', 'jax.experimental')
+                        yield call, importlib.util.resolve_name(text, base)
+        for call in elsewhere:
+            for text in self._texts:
+                if _MODULE.fullmatch(text):
+                    yield inside.get(text, call), text

@@ -1,5 +1,5 @@
-"""``python -m xmap_compat leave``: run a program with xmap and edited, in copies of its folders, and
-print or write its patch.
+"""``python -m xmap_compat leave``: run a program with xmap and edited, in copies of its folders,
+and print or write its patch.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Leaving:
         when = messages.BEFORE_ITS_FIRST_CALL if found.ended else messages.CALLED_NONE
         if not_made:
             when += messages.UNVERIFIED_WOULD.format(", ".join(not_made))
-        raise self.no_call(f"with {_kind(found.ended)}", when)
+        raise self.no_call(f"with {found.ended or messages.NO_ERROR}", when)
 
     def no_call(self, how: str, when: str) -> Refused:
         name = self.program[self.program[0] == "-m"]
@@ -163,9 +163,10 @@ class Leaving:
         task = self.task_in("second")
         folders = task["folders"]
         task["records"] = records
+        task["ended"] = found.ended
         task["places"] = {(moved(folders, path), *start): n for path, start, n in edited.places}
-        paths = [path for path in found.files if path != edited.helper]
-        task["files"] = {moved(folders, path): path for path in paths}
+        task["files"] = {moved(folders, path): path for path in found.files}
+        task["files"].pop(moved(folders, edited.helper), None)
         task["needs_package"] = bool(edited.left) or len(patched) < len(found.xmap_calls)
         self.put(folders, edited)
         limit = max(120.0, 10 * self.seconds)
@@ -175,27 +176,27 @@ class Leaving:
             seen = Replayed(**pickle.loads(patch.contents(task["result"])))
         problems = {}
         for number, (words, file, line) in seen.problems.items():
-            where = edited.line_before(file, line) if file else ("", "")
-            problems[number] = messages.differs(words, *where)
-        if not seen.is_whole and seen.comparing >= 0:
+            problems[number] = messages.FOUND_TO_DIFFER.format(words)
+            if file:
+                problems[number] = messages.raised(words, *edited.line_before(file, line))
+        if seen.comparing >= 0:
             problems[seen.comparing] = messages.DIES.format(seconds=limit)
-        if problems:
-            return problems
-        if not seen.is_whole:
+        if seen.ended is None:
             seen.ended = f"exit code {code}"
-        if _kind(seen.ended) != _kind(found.ended):
-            ends = [words.rstrip(".") or messages.NO_ERROR for words in (seen.ended, found.ended)]
-            why = messages.NOT_VERIFIED.format(messages.ENDED.format(*ends))
-            lines = patch.contents(task["log"]).decode(errors="replace").splitlines()
-            print(messages.SECOND_PRINTS, *lines[-MOST_LINES:], "---", sep="\n", file=sys.stderr)
-            if not patched:
-                raise Refused(why)
-            return {c.number: why for c in patched}
-        for c in patched:
-            agreed = seen.agreed.get(c.number, 0)
-            if agreed < c.recorded:
-                problems[c.number] = messages.TOO_FEW.format(recorded=c.recorded, agreed=agreed)
+        if not problems and seen.ended != found.ended:
+            return self.ended_otherwise(task, patched, [seen.ended, found.ended])
         return problems
+
+    def ended_otherwise(
+        self, task: dict[str, Any], patched: Sequence[XmapCall], ends: list[str]
+    ) -> dict[int, str]:
+        """Print how the output of the edited program ends; no xmap call is verified."""
+        lines = patch.contents(task["log"]).decode(errors="replace").splitlines()
+        print(messages.SECOND_PRINTS, *lines[-MOST_LINES:], "---", sep="\n", file=sys.stderr)
+        why = messages.ENDED.format(*[end or messages.NO_ERROR for end in ends])
+        if not patched:
+            raise Refused(why)
+        return {c.number: why for c in patched}
 
     def put(self, folders: dict[str, str], edited: edits.Edited) -> None:
         """Write the changes into a copy, where the helper's ``mapped`` is watched."""
@@ -255,8 +256,3 @@ class Leaving:
                 except BaseException:
                     process.kill()
                     raise
-
-
-def _kind(ended: str) -> str:
-    """The type of an exception: its message may have random numbers."""
-    return ended.partition(":")[0] or messages.NO_ERROR

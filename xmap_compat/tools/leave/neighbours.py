@@ -8,11 +8,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.edits import old_aliases
 from xmap_compat.tools.leave.places import XMAPS, Source
 from xmap_compat.tools.leave.xmap_calls import XmapCall, span_of
 from xmap_compat.tools.source.bindings import Names
 from xmap_compat.tools.source.reading import read, source_files
+
+# An import of what only this package has.
+_NEEDS = re.compile(
+    r"(?m)^\s*(from|import) (xmap_compat|jax\.experimental\.maps|jax\.experimental import.*\bmaps)\b"
+)
 
 
 def judge(
@@ -62,12 +66,11 @@ def _assigned(c: XmapCall, sources: Mapping[str, Source]) -> str:
 
 
 def others_that_need(sources: Mapping[str, Source], folders: Collection[str]) -> list[str]:
-    """Files that did not run, which files of the program import, and which import old names."""
-    text = "\n".join("\n".join(source.lines) for source in sources.values())
+    """Files that did not run, which files of the program import, and which need this package."""
+    program = "\n".join("\n".join(source.lines) for source in sources.values())
     found = []
-    for path, _ in _others(sources, folders):
+    for path, text in _others(sources, folders):
         imports = rf"\bimport\b.*\b{path.stem}\b|\bfrom .*\b{path.stem} import"
-        nodes = ast.walk(read(path).tree) if re.search(imports, text) else ()
-        if any(old_aliases(node) for node in nodes):
+        if re.search(imports, program) and _NEEDS.search(text):
             found.append(path.name)
     return sorted(found)

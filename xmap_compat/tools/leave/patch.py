@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -17,6 +16,7 @@ from xmap_compat.tools.leave import messages
 MOST_FILES = 20_000
 LARGE = 1 << 20
 SCRATCH = "xmap_compat-leave-"  # how the name of the folder of copies begins
+_NO_END = b"\n\\ No newline at end of file\n"
 # What each file held when it was read, None if it is new, and what it is to hold.
 Changes = Mapping[str, tuple[bytes | None, bytes]]
 
@@ -76,24 +76,16 @@ def _is_copied(folder: str) -> bool:
 # ---- diff and writing
 
 
-def diff(changes: Changes) -> str:
+def diff(changes: Changes) -> bytes:
     """A patch that ``git apply`` takes at the top of the tree."""
-    text = ""
+    lines: list[bytes] = []
     for path, (before, after) in sorted(changes.items()):
         top = _git(path, "rev-parse", "--show-toplevel") or os.getcwd()
-        name = os.path.relpath(os.path.realpath(path), os.path.realpath(top))
-        old_name = "/dev/null" if before is None else f"a/{name}"
-        for line in difflib.unified_diff(
-            _lines(before or b""), _lines(after), old_name, f"b/{name}"
-        ):
-            text += line
-            if not line.endswith("\n"):
-                text += "\n\\ No newline at end of file\n"
-    return text
-
-
-def _lines(data: bytes) -> list[str]:
-    return re.findall(r"[^\n]*\n|[^\n]+$", data.decode("utf-8", "surrogateescape"))
+        name = os.fsencode(os.path.relpath(os.path.realpath(path), os.path.realpath(top)))
+        old_name = b"/dev/null" if before is None else b"a/" + name
+        texts = (data.splitlines(keepends=True) for data in (before or b"", after))
+        lines += difflib.diff_bytes(difflib.unified_diff, *texts, old_name, b"b/" + name)
+    return b"".join(line if line.endswith(b"\n") else line + _NO_END for line in lines)
 
 
 def _git(path: str, *args: str) -> str:

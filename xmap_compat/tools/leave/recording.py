@@ -173,7 +173,7 @@ class Recorder:
 
         for c in xmap_calls:
             functions = self.functions[c.number].values()
-            declared = [function.plan.declared for function in functions]
+            declared = [function.declared for function in functions]
             traced = []
             for each in declared:
                 traced += self.traces[id(each)]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from xmap_compat.legacy import import_hook
-from xmap_compat.tools.leave import running, values
+from xmap_compat.tools.leave import messages, running, values
 from xmap_compat.tools.leave.values import RecordedCall, is_traced
 from xmap_compat.tools.leave.xmap_calls import Replayed, calling_span
 
@@ -91,7 +91,10 @@ class Verifier:
     def finish(self, ended: str) -> None:
         for found in self.found:
             self.compare(found)
-        self.seen.is_whole = True
+        if ended == self.task["ended"]:
+            for number, *_ in self.left:
+                if number in self.task["places"].values():
+                    self.seen.problems.setdefault(number, (messages.NOT_MADE_AGAIN, "", 0))
         self.seen.ended = ended
         self.write()
 
@@ -105,8 +108,6 @@ class Verifier:
                 problem = f"it raises {values.in_a_line(error)}", *self.line_of(error)
         if problem[0]:
             self.seen.problems.setdefault(number, problem)
-        else:
-            self.seen.agreed[number] = self.seen.agreed.get(number, 0) + 1
 
     def difference(self, found: _Found) -> str:
         """How the results of a call differ from the recorded ones."""

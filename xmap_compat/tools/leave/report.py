@@ -8,13 +8,12 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from xmap_compat.tools.leave import messages, patch
 from xmap_compat.tools.leave.edits import Edited
 from xmap_compat.tools.leave.xmap_calls import XmapCall
-from xmap_compat.tools.text import plural, table
-
-MOST_LEFT = 8  # of what still needs this package
+from xmap_compat.tools.text import table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +26,12 @@ class Report:
 
     def print(self) -> int:
         """Print the patch and a table, save or write it, and return the exit code."""
-        text = self.print_edits()
+        self.print_edits()
         rows: list[tuple[str, ...]] = [("", "xmap call", "function", "calls", "")]
         for k, c in enumerate(self.xmap_calls, 1):
             rows.append((str(k), c.where, c.function, str(c.calls), self.outcome(c)))
         print("\n".join(table(rows)))
-        lines = re.findall(r"(?m)^(?:-(?!--)|\+(?!\+\+))", text)
-        where = f"{plural(len(lines), 'line')} in {plural(len(self.edited.changes), 'file')}"
-        print(f"{len(self.patched)} of {len(self.xmap_calls)} xmap calls patched, {where}")
+        print(f"{len(self.patched)} of {len(self.xmap_calls)} xmap calls patched")
         self.write()
         self.print_what_is_left()
         unverified = [c.where for c in self.patched if not c.is_verified]
@@ -42,38 +39,31 @@ class Report:
             print(f"edited without verification: {', '.join(unverified)}")
         return int(bool(unverified) or len(self.patched) < len(self.xmap_calls))
 
-    def print_edits(self) -> str:
-        """Print the diff of the program's files, which is returned, and a line of the helper's."""
+    def print_edits(self) -> None:
+        """Print the diff of the program's files, and a line of the helper's."""
         changes = dict(self.edited.changes)
         helper = self.edited.helper
         before_and_after = changes.pop(helper, None)
-        text = patch.diff(changes)
         sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.write(patch.diff(changes))
         sys.stdout.buffer.flush()
         if before_and_after is not None:
             how = "new file" if before_and_after[0] is None else "grown"
             names = ", ".join(self.edited.functions)
             print(f"{how} {os.path.relpath(helper)}, plain JAX: {names}")
-        return text
 
     def print_what_is_left(self) -> None:
         left = [f"xmap of {c.where}" for c in self.xmap_calls if c not in self.patched]
         left = [*dict.fromkeys([*left, *self.edited.left])]
         if left:
-            more = ""
-            if len(left) > MOST_LEFT:
-                more = messages.MORE_LEFT.format(len(left) - MOST_LEFT)
-            print(messages.LEFT.format(", ".join(left[:MOST_LEFT])) + more)
+            print(messages.LEFT.format(", ".join(left)))
         if self.edited.with_mesh:
             print(messages.WITH_MESH.format(where=self.edited.with_mesh))
 
     def write(self) -> None:
         changes = self.edited.changes
         if self.options.diff:
-            text = patch.diff(changes).encode("utf-8", "surrogateescape")
-            with open(self.options.diff, "wb") as file:
-                file.write(text)
+            Path(self.options.diff).write_bytes(patch.diff(changes))
         if self.options.write and changes:
             patch.write(changes, self.options.force)
             print("written:", *changes)

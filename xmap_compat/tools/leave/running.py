@@ -14,7 +14,9 @@ from xmap_compat.legacy import runner
 
 
 def run(task: Mapping[str, Any], finish: Callable[[str], None]) -> None:
-    """Run the program, call ``finish`` with the exception that ended it, and exit as it does."""
+    """Run the program, call ``finish`` with the type of the error that ended it, and exit as it
+    does.
+    """
     os.chdir(task["cwd"])
     if not sys.flags.safe_path:
         sys.path[0] = task["cwd"]
@@ -26,22 +28,21 @@ def run(task: Mapping[str, Any], finish: Callable[[str], None]) -> None:
 
 
 def _run(program: list[str]) -> tuple[str, int]:
-    """Run the program; the exception that ended it, or "", and its exit code."""
+    """Run the program; the type of the error that ended it, or "", and its exit code."""
     try:
         runner.run_program(program)
         for thread in threading.enumerate():
             if thread is not threading.main_thread() and not thread.daemon:
                 thread.join()
     except SystemExit as error:
-        if not error.code:
-            return "", 0
-        if isinstance(error.code, int):
-            return f"SystemExit: {error.code}", error.code
-        print(error.code, file=sys.stderr)
-        return f"SystemExit: {error.code}", 1
+        code = error.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+        return f"exit code {code}" if code else "", code
     except BaseException as error:
         sys.excepthook(*sys.exc_info())  # which shows only the program
-        return f"{type(error).__name__}: {error}", 1
+        return type(error).__name__, 1
     return "", 0
 
 

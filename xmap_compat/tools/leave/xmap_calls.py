@@ -66,7 +66,7 @@ class Found:
 
     Attributes:
       files: the program's files that it has read, and the name of each one's module.
-      ended: the exception that ended it, or "".
+      ended: the type of the error that ended it, or "".
     """
 
     xmap_calls: list[XmapCall]
@@ -81,17 +81,13 @@ class Replayed:
     Attributes:
       problems: how edited functions differ, by the numbers of xmap calls; and the file and line of
         the program that raised an error.
-      agreed: how many recorded calls were equal.
       comparing: the number of the xmap call that runs now, or -1.
-      is_whole: whether the program came to its end.
-      ended: the exception that ended it, or "".
+      ended: the type of the error that ended it, or ""; None if it has not come to its end.
     """
 
     problems: dict[int, tuple[str, str, int]] = dataclasses.field(default_factory=dict)
-    agreed: dict[int, int] = dataclasses.field(default_factory=dict)
     comparing: int = -1
-    is_whole: bool = False
-    ended: str = ""
+    ended: str | None = None
 
 
 def span_of(node: Any) -> Span:

@@ -26,20 +26,10 @@ class Names:
         self.parents: dict[ast.AST, ast.AST] = {}
         self.bound: dict[str, list[Any]] = defaultdict(list)
         self.stars: list[str] = []  # modules of which all names are imported
-        self._values: dict[ast.AST, ast.AST | None] = {}
         for node in self.nodes:
-            self.parents.update(dict.fromkeys(ast.iter_child_nodes(node), node))
-            self._note_values(node)
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
             self._bind(node)
-
-    def _note_values(self, node: ast.AST) -> None:
-        """Note what the targets in a statement get; None for those of a comprehension."""
-        if isinstance(node, ast.Assign):
-            self._values.update(dict.fromkeys(node.targets, node.value))
-        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
-            self._values[node.target] = node.value or node.target
-        elif isinstance(node, ast.comprehension):
-            self._values.update(dict.fromkeys(ast.walk(node.target)))
 
     def _bind(self, node: ast.AST) -> None:
         if isinstance(node, IMPORTS):
@@ -48,37 +38,59 @@ class Names:
             if node.names[0].name == "*":
                 self.stars.append(str(getattr(node, "module", "")))
             return
-        value = self._values.get(node, node)
-        if value is not None:
-            for name in bound_by(node):
+        for name in bound_by(node):
+            value = self._value(node)
+            if value is not None:
                 self.bound[name].append(value)
+
+    def _value(self, node: ast.AST) -> ast.AST | None:
+        """What a node that binds a name gives it; None in a comprehension, which hides it."""
+        parent = self.parents[node]
+        if isinstance(parent, ast.Assign):
+            return parent.value
+        if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
+            return parent.value or node
+        while isinstance(parent, (ast.Tuple, ast.List, ast.Starred)):
+            parent = self.parents[parent]
+        if isinstance(parent, ast.comprehension):
+            return None
+        return node
 
     def of(self, node: ast.AST) -> str:
         """``'jax.lax.psum'`` for ``lax.psum``, by the last import of ``lax``; empty if it is bound
         otherwise too, but to None where an import fails.
         """
-        if isinstance(node, ast.Name):
-            found = self.bound.get(node.id, [])
-            imported = [meant for meant in found if isinstance(meant, str)]
-            others = [meant for meant in found if getattr(meant, "value", meant) is not None]
-            return imported[-1] if imported and imported == others else ""
-        owner = self.of(node.value) if isinstance(node, ast.Attribute) else ""
-        return owner and f"{owner}.{getattr(node, 'attr', '')}"
+        if isinstance(node, ast.Attribute):
+            owner = self.of(node.value)
+            return owner and f"{owner}.{node.attr}"
+        imported = ""
+        for meant in self.bound.get(getattr(node, "id", ""), ()):
+            if isinstance(meant, str):
+                imported = meant
+            elif getattr(meant, "value", meant) is not None:
+                return ""
+        return imported
 
     def meaning(self, name: str) -> Any:
         """What a name is bound to, if that is one thing; a name of nowhere is one of the last
         module with a star.
         """
-        found = self.bound.get(name) or [f"{module}.{name}" for module in self.stars[-1:]]
-        return found[0] if found and all(each == found[0] for each in found) else None
+        found = self.bound.get(name, [])
+        if not found and self.stars:
+            return f"{self.stars[-1]}.{name}"
+        if found and found.count(found[0]) == len(found):
+            return found[0]
+        return None
 
     def dotted(self, node: Any, depth: int = 9) -> str:
         """The dotted name of an expression; empty if it has none."""
         if isinstance(node, ast.Name):
             meant = self.meaning(node.id)
+            if not depth:
+                return ""
             if isinstance(meant, str):
-                return meant if depth else ""
-            return self.dotted(meant, depth - 1) if depth else ""
+                return meant
+            return self.dotted(meant, depth - 1)
         if isinstance(node, ast.Call) and node.args and self.is_partial(node):
             return self.dotted(node.args[0], depth)
         owner, name = self._member(node)
@@ -100,22 +112,23 @@ class Names:
                 return owner, name
             case ast.Subscript(value=ast.Attribute(attr="modules"), slice=key):
                 return None, self.text(key)
-            case ast.Call(func=ast.Name(id="getattr"), args=[owner, key]):
-                return owner, self.text(key)
-            case ast.Call(func=ast.Name(id="setattr"), args=[owner, key, _]):
-                return owner, self.text(key)
-            case ast.Call(func=ast.Call(func=made, args=[key]), args=[owner]):
-                is_getter = getattr(made, "attr", "") == "attrgetter"
-                return owner, self.text(key) if is_getter else ""
-            case ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner]), slice=key):
-                return owner, self.text(key)
-            case ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__"), slice=key):
+            case (
+                ast.Call(func=ast.Name(id="getattr"), args=[owner, key])
+                | ast.Call(func=ast.Name(id="setattr"), args=[owner, key, _])
+                | ast.Call(
+                    func=ast.Call(func=ast.Attribute(attr="attrgetter"), args=[key]), args=[owner]
+                )
+                | ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner]), slice=key)
+                | ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__"), slice=key)
+            ):
                 return owner, self.text(key)
         return None, ""
 
     def text(self, node: Any) -> str:
         """What a node is as a text, a literal or the name of one; empty if it is none."""
-        return text_of(self.meaning(node.id) if isinstance(node, ast.Name) else node)
+        if isinstance(node, ast.Name):
+            node = self.meaning(node.id)
+        return text_of(node)
 
 
 def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
@@ -123,7 +136,10 @@ def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Import):
         for alias in node.names:
             root = alias.name.partition(".")[0]
-            yield (alias.asname, alias.name) if alias.asname else (root, root)
+            if alias.asname:
+                yield alias.asname, alias.name
+            else:
+                yield root, root
     elif isinstance(node, ast.ImportFrom):
         home = "." * node.level + (node.module or "")
         for alias in node.names:
@@ -136,13 +152,15 @@ def bound_by(node: ast.AST) -> list[str]:
         return [node.id]
     if isinstance(node, ast.arg):
         return [node.arg]
-    if isinstance(node, IMPORTS):
-        return [alias.asname or alias.name.split(".")[0] for alias in node.names]
-    return [str(node.name)] if isinstance(node, _NAMED) else []
+    if isinstance(node, _NAMED):
+        return [str(node.name)]
+    return [name for name, _ in imported_names(node)]
 
 
 def text_of(node: ast.AST | None) -> str:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return ""
 
 
 def first_line(node: Any) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import functools
 import io
-import itertools
 import json
 import re
 import tokenize
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xmap_compat.tools.source.bindings import first_line, imported_names
+from xmap_compat.tools.source.bindings import IMPORTS, first_line
 from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
 
@@ -44,75 +43,90 @@ def python_of(data: bytes, path: str) -> str:
     return program_of(data, path).text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def replacing(node: ast.stmt | ast.expr | ast.alias, text: str) -> Edit:
+def replacing(node: Any, text: str) -> Edit:
     """The edit that puts a text in the place of a part of a program."""
-    assert node.end_lineno is not None and node.end_col_offset is not None
     return Edit((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), text)
 
 
 def in_place_of(
     node: ast.stmt, parent: ast.AST, lines: Sequence[str], statements: Sequence[str]
 ) -> Edit:
-    """The edit that puts statements in the place of another; its inner comments stay, and a line of
-    its own goes.
+    """The edit that puts statements in the place of another.
+
+    Its inner comments stay; where nothing is put, a line that has nothing else goes.
     """
     edit = replacing(node, "")
-    line, column = edit.start
-    end_line, end_column = edit.end
-    before = lines[line - 1].encode()[:column].decode()
-    after = lines[end_line - 1].encode()[end_column:].partition(b"#")[0].strip()
-    comments = []
-    if not before.strip():
-        inner = "\n".join(lines[line - 1 : end_line])
-        comments = re.findall(r"#[^\n\r]*", inner[: inner.rfind(")") + 1])
-    blocks = [getattr(parent, name, None) for name in ("body", "orelse", "finalbody")]
-    is_alone = [node] in blocks
-    if not (statements or is_alone or before.strip() or after or comments):
-        return Edit((line, 0), (end_line + 1, 0), "")
-    separator = "; " if before.strip() else "\n" + before
+    top, left = edit.start
+    bottom, right = edit.end
+    before_it = lines[top - 1].encode()[:left].decode()
+    after_it = lines[bottom - 1].encode()[right:].partition(b"#")[0].strip()
+    comments: list[str] = []
+    separator = "; "
+    if not before_it.strip():
+        separator = f"\n{before_it}"
+        inner = "\n".join(lines[top - 1 : bottom]).rpartition(")")[0]
+        comments = re.findall(r"#[^\n\r]*", inner)
+        blocks = [getattr(parent, name, None) for name in ("body", "orelse", "finalbody")]
+        is_needed = [node] in blocks or after_it or comments
+        if not statements and not is_needed:
+            return Edit((top, 0), (bottom + 1, 0), "")
     return edit._replace(text=separator.join([*comments, *(statements or ["pass"])]))
 
 
-def without_keyword(keyword: Any, lines: Sequence[str]) -> Edit:
-    """The edit that takes a keyword and a comma out of a call, and the line if they are alone."""
-    top, bottom = keyword.lineno, keyword.end_lineno
-    before = lines[top - 1].encode()[: keyword.col_offset]
-    after = lines[bottom - 1].encode()[keyword.end_col_offset :]
-    comma = re.match(rb"\s*,\s*", after)
-    if comma is not None:
-        rest = after[comma.end() :]
-        if not (before.strip() or rest):
-            return Edit((top, 0), (bottom + 1, 0), "")
-        kept = before if rest else before.rstrip()
-        return Edit((top, len(kept)), (bottom, keyword.end_col_offset + comma.end()), "")
-    if not before.strip() and "#" not in lines[top - 2]:
-        top -= 1
-        before = lines[top - 1].encode()
-    kept = before.rstrip().removesuffix(b",")
-    return Edit((top, len(kept)), (bottom, keyword.end_col_offset), "")
-
-
-def before_jax(tree: ast.Module, lines: Sequence[str]) -> list[Edit]:
-    """Add imports before the first import of JAX: a program may set options that JAX reads at its
-    import.
+def without_keyword(keyword: ast.keyword, lines: Sequence[str]) -> Edit:
+    """The edit that takes a keyword and a comma out of a call, and the line if nothing else is
+    there.
     """
-    if not lines:
-        return []
-    first = _first_of_jax(tree)
-    at = first_line(first), first.col_offset
-    end = "; " if first.col_offset else "\n"
-    return [Edit(at, at, "".join(f"{line}{end}" for line in lines))]
+    edit = replacing(keyword, "")
+    top, left = edit.start
+    bottom, right = edit.end
+    kept = lines[top - 1].encode()[:left]
+    after_it = lines[bottom - 1].encode()[right:]
+    comma = re.match(rb"\s*,\s*", after_it)
+    if comma is None:  # the comma before it goes
+        if not kept.strip() and "#" not in lines[top - 2]:
+            top -= 1
+            kept = lines[top - 1].encode()
+        kept = kept.rstrip().removesuffix(b",")
+    elif comma[0] == after_it:
+        if not kept.strip():
+            return Edit((top, 0), (bottom + 1, 0), "")
+        kept = kept.rstrip()
+    if comma is not None:
+        right += comma.end()
+    return Edit((top, len(kept)), (bottom, right), "")
 
 
-def _first_of_jax(tree: ast.Module) -> ast.stmt:
-    """The first statement that imports JAX, or else the first one after the head of the file."""
+def beside(statement: ast.stmt, lines: Sequence[str], new: Iterable[str]) -> Edit:
+    """Add imports after an import, or before another statement."""
+    if not isinstance(statement, (*IMPORTS, ast.Try, ast.If)):
+        return before(statement, new)
+    line, column = replacing(statement, "").end
+    of_line = lines[line - 1].rstrip("\r").encode()
+    if not of_line[column:].partition(b"#")[0].strip():
+        column = len(of_line)
+    return Edit((line, column), (line, column), "".join(f"\n{each}" for each in new))
+
+
+def before(statement: ast.stmt, new: Iterable[str]) -> Edit:
+    """Add statements before another."""
+    at = first_line(statement), statement.col_offset
+    end = "\n"
+    if statement.col_offset:  # in a block that begins in the line
+        end = "; "
+    return Edit(at, at, "".join(f"{line}{end}" for line in new))
+
+
+def first_of_jax(tree: ast.Module) -> ast.stmt:
+    """The first statement that imports JAX, or else the first import."""
+    is_of_jax = re.compile(r"(?m)^\s*(from|import) .*\b(jax|xmap_)")
     for statement in tree.body:
-        for part in ast.walk(statement):
-            if any(meant.startswith(("jax", "xmap_")) for _, meant in imported_names(part)):
-                return statement
+        is_text = isinstance(statement, ast.Expr)
+        if not is_text and is_of_jax.search(ast.unparse(statement)):
+            return statement
     for statement in tree.body:
         is_future = getattr(statement, "module", "") == "__future__"
-        if not isinstance(statement, ast.Expr) and not is_future:
+        if isinstance(statement, IMPORTS) and not is_future:
             return statement
     return tree.body[-1]
 
@@ -120,14 +134,12 @@ def _first_of_jax(tree: ast.Module) -> ast.stmt:
 def edited(text: str, edits: Iterable[Edit]) -> str:
     """A text with these edits; the ends of its lines stay."""
     lines = [*text.encode().splitlines(keepends=True), b""]
-    newline = b"\n"
-    for end in (b"\r", b"\r\n"):
-        if lines[0].endswith(end):
-            newline = end
-    for (top, left), (bottom, right), new in sorted(set(edits), reverse=True):
-        before = lines[top - 1][:left]
-        after = lines[bottom - 1][right:]
-        lines[top - 1 : bottom] = [before + new.encode().replace(b"\n", newline) + after]
+    newline = lines[0].removeprefix(lines[0].rstrip(b"\r\n")) or b"\n"
+    # From the end; of several insertions at one place the last one first.
+    ordered = sorted(edits, key=lambda edit: edit[:2])
+    for (top, left), (bottom, right), new in reversed(ordered):
+        kept = lines[top - 1][:left] + new.encode().replace(b"\n", newline)
+        lines[top - 1 : bottom] = [kept + lines[bottom - 1][right:]]
     return b"".join(lines).decode()
 
 
@@ -140,26 +152,24 @@ def applied(data: bytes, path: str, edits: Iterable[Edit]) -> bytes:
 
 
 def _applied_to_cells(data: bytes, program: Program, edits: Iterable[Edit]) -> bytes:
-    """The contents of a notebook with these edits."""
+    """The contents of a notebook with these edits, in the layout that it has."""
     by_cell: dict[int, list[Edit]] = defaultdict(list)
-    for edit in edits:
-        number, line = program.where(edit.start[0])
-        end = line + edit.end[0] - edit.start[0], edit.end[1]
-        by_cell[number].append(Edit((line, edit.start[1]), end, edit.text))
+    for start, end, text in edits:
+        number, line = program.where(start[0])
+        last = line + end[0] - start[0]
+        by_cell[number].append(Edit((line, start[1]), (last, end[1]), text))
     notebook = json.loads(data)
-    for number, own in by_cell.items():
+    for number, of_cell in by_cell.items():
         cell = notebook["cells"][number - 1]
-        new = edited("".join(cell["source"]), own)
-        cell["source"] = new if isinstance(cell["source"], str) else new.splitlines(keepends=True)
-    return _dumped_like(data, notebook)
-
-
-def _dumped_like(data: bytes, notebook: Any) -> bytes:
-    """A notebook in the layout of a file."""
-    layouts = itertools.product((1, 2, 4, None), (False, True), ("\n", ""))
-    stored = json.loads(data)
-    for indent, is_ascii, end_of_file in layouts:
-        dumped = functools.partial(json.dumps, indent=indent, ensure_ascii=is_ascii)
-        if (dumped(stored) + end_of_file).encode() == data:
-            return (dumped(notebook) + end_of_file).encode()
-    return (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
+        is_list = isinstance(cell["source"], list)
+        cell["source"] = edited("".join(cell["source"]), of_cell)
+        if is_list:
+            cell["source"] = cell["source"].splitlines(keepends=True)
+    indent = None
+    indented = re.match(rb"\{\n( *)", data)
+    if indented is not None:
+        indent = len(indented[1])
+    text = json.dumps(notebook, indent=indent, ensure_ascii=data.isascii())
+    if data.endswith(b"\n"):
+        text += "\n"
+    return text.encode()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import io
 import json
 import os
@@ -15,6 +14,7 @@ import tokenize
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 NOTEBOOK = ".ipynb"
 # Magics: cells that run Python, statements that do (`if 1:` is as long as `%time`), and lines that
@@ -30,88 +30,87 @@ Error = tuple[int, int, str]  # the line, the column, and what is wrong
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A file as one Python text, line by line as in the file or in its cells."""
+    """A file as one Python text, line by line as in the file or in its cells.
+
+    Attributes:
+      tree: what the text says; empty if it cannot be parsed.
+      errors: why the file, or cells of it, cannot be read or parsed.
+      cells: of a notebook: their numbers, and how many lines come before each.
+    """
 
     path: Path
     text: str
-    unread: tuple[Error, ...] = ()
-    cells: tuple[tuple[int, int], ...] = (
-        (0, 0),
-    )  # numbers in a notebook, and how many lines come before each
-
-    @functools.cached_property
-    def _parsed(self) -> tuple[ast.Module, tuple[Error, ...]]:
-        try:
-            return _parse(self.text), self.unread
-        except _CANNOT as error:
-            return ast.Module([], []), (_error(error), *self.unread)
-
-    @property
-    def tree(self) -> ast.Module:
-        return self._parsed[0]
-
-    @property
-    def errors(self) -> tuple[Error, ...]:
-        """Why the file, or cells of it, cannot be read or parsed."""
-        return self._parsed[1]
+    tree: ast.Module
+    errors: list[Error]
+    cells: list[tuple[int, int]]
 
     def where(self, line: int) -> tuple[int, int]:
         """The number of a line's cell, 0 in a file, and the line in it."""
-        number, before = [cell for cell in self.cells if cell[1] < line][-1]
+        number = before = 0
+        for cell, lines in self.cells:
+            if lines < line:
+                number = cell
+                before = lines
         return number, line - before
 
 
 def read(path: Path, data: bytes | None = None) -> Program:
     """Read a file, or take what it holds; this raises nothing."""
+    text = ""
+    errors: list[Error] = []
+    cells: list[tuple[int, int]] = []
+    tree = ast.Module([], [])
     try:
-        data = path.read_bytes() if data is None else data
+        if data is None:
+            data = path.read_bytes()
         if path.suffix == NOTEBOOK:
-            return _notebook(path, json.loads(data)["cells"])
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return Program(path, data.decode(encoding))
+            for number, cell in enumerate(json.loads(data)["cells"], start=1):
+                if cell["cell_type"] == "code":
+                    before = text.count("\n")
+                    cells.append((number, before + 1))
+                    text += _python("".join(cell["source"]), before, errors)
+        else:
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+            text = data.decode(encoding)
+        tree = _parse(text)
     except _CANNOT as error:
-        return Program(path, "", (_error(error),))
+        errors.append(_error(error))
+    return Program(path, text, tree, errors, cells)
 
 
-def _notebook(path: Path, stored: Iterable[dict[str, list[str]]]) -> Program:
-    text, cells, unread = "", [], []
-    for number, cell in enumerate(stored, start=1):
-        if cell["cell_type"] == "code":
-            before = text.count("\n")
-            cells.append((number, before + 1))
-            python, error = _python("".join(cell["source"]))
-            text += python
-            if error:
-                unread.append((error[0] + before, *error[1:]))
-    return Program(path, text, tuple(unread), tuple(cells) or ((0, 0),))
-
-
-def _python(cell: str) -> tuple[str, Error | None]:
-    """A cell as Python of as many lines (blank where it is none) after one more, and why it cannot
-    be parsed.
+def _python(cell: str, before: int, errors: list[Error]) -> str:
+    """A cell as Python of as many lines (blank where it is none) after one more; why it cannot be
+    parsed goes to ``errors``.
     """
+    magic = _PYTHON_CELL.match(cell)
+    if magic:
+        cell = "\n" * magic[0].count("\n") + cell[magic.end() :]
+    blank = "\n" * cell.count("\n")
     if re.match(r"\s*%%", cell):
-        magic = _PYTHON_CELL.match(cell)
-        cell = (
-            "\n" * magic[0].count("\n") + cell[magic.end() :] if magic else "\n" * cell.count("\n")
-        )
+        cell = blank
     # IPython dedents an indented cell; here the line before it opens a block.
-    head = "if 1:\n" if re.match(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]", cell) else "\n"
+    head = "\n"
+    if re.match(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]", cell):
+        head = "if 1:\n"
+    without_magics = _LINE.sub(r"\1pass", _PYTHON_LINE.sub(r"\1if 1:", cell))
     why = []
-    for text in (cell, _LINE.sub(r"\1pass", _PYTHON_LINE.sub(r"\1if 1:", cell))):
+    for text in (cell, without_magics):
         try:
             _parse(f"{head}{text}\n")
-            return f"{head}{text}\n", None
+            return f"{head}{text}\n"
         except _CANNOT as error:
             why.append(_error(error))
-    return "\n" * (cell.count("\n") + 2), why[0]
+    line, column, words = why[0]
+    errors.append((line + before, column, words))
+    return f"\n{blank}\n"
 
 
 def _parse(text: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the program's own texts
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        return compile(text, "program", "exec", flags, dont_inherit=True)  # type: ignore[return-value]
+        tree: Any = compile(text, "program", "exec", flags, dont_inherit=True)
+    return tree
 
 
 def _error(error: BaseException) -> Error:
@@ -129,7 +128,6 @@ def source_files(paths: Iterable[Path]) -> Iterator[Path]:
             continue
         for folder, folders, files in os.walk(path):
             folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")))
-            read = (
-                f for f in sorted(files) if f.endswith((".py", NOTEBOOK)) and not f.startswith(".")
-            )
-            yield from (Path(folder, file) for file in read)
+            for file in sorted(files):
+                if file.endswith((".py", NOTEBOOK)) and not file.startswith("."):
+                    yield Path(folder, file)

@@ -1,4 +1,4 @@
-"""Other functions in the place of those that a file uses, and their imports.
+"""Other objects in the place of those that a file uses, and their imports.
 
 A text for the file names them by tokens: ``{named_axes:psum}`` is ``psum`` of ``named_axes``, by
 the name that the file has for it, or gets.
@@ -10,20 +10,23 @@ import ast
 import builtins
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from xmap_compat.tools.source.bindings import IMPORTS, Names, bound_by, text_of
-from xmap_compat.tools.source.layout import Edit, in_place_of, replacing
+from xmap_compat.tools.source.layout import Edit, beside, first_of_jax, in_place_of, replacing
 
 TOKEN = re.compile(r"\{([\w.]+):(\w+)\}")
+# Modules that `import jax` does not import.
+NOT_IN_JAX = ("jax.extend.", "jax.example_libraries.")
+_Import = tuple[str, str]  # "from a import " or "import ", and "b" or "b as c"
 
 
 class Renaming:
     """The edits of a file.
 
     Attributes:
-      gone: the homes of names that JAX removed: their imports go, if nothing uses them.
+      gone: homes of names that JAX removed, with a dot: their imports go, if nothing uses them.
       exported: names that other files take from this one; ``*`` for all.
       homes: modules that tokens name otherwise.
     """
@@ -35,30 +38,42 @@ class Renaming:
         gone: tuple[str, ...] = (),
         exported: Collection[str] = (),
     ):
-        self.names, self.lines, self.gone = names, lines, gone
+        self.names = names
+        self.lines = lines
         self.tree: Any = names.nodes[0]
-        self._texts = {text_of(node) for node in self.names.nodes}
-        self._exported = {*exported}
+        self.gone = gone
         self.homes: dict[str, str] = {}
+        self.exported = {*exported}
+        self._texts: set[str] = set()  # they may be in `__all__`
         self._renamed: dict[ast.AST, str] = {}  # names and attributes, and their new texts
+        # Parts of imports, and the module and name of what they bring instead.
+        self._carried: dict[ast.alias, tuple[str, str]] = {}
         self._written: list[Edit] = []
         self._covered: set[ast.AST] = set()  # what is no longer in the file
         self._loads: dict[str, list[ast.Name]] = defaultdict(list)
-        for node in self.names.nodes:
+        self._imports: list[Any] = []
+        for node in names.nodes:
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
                 self._loads[node.id].append(node)
+            elif isinstance(node, IMPORTS):
+                self._imports.append(node)
+            else:
+                self._texts.add(text_of(node))
         if self._loads.keys() & {"exec", "eval"}:
-            self._texts = {word for text in self._texts for word in re.findall(r"\w+", text)}
+            self._texts.update(re.findall(r"\w+", " ".join(self._texts)))
 
     # ---- what is asked for
 
-    def rename(self, node: ast.AST, text: str) -> None:
-        """Put a text in the place of a name or an attribute."""
+    def rename(self, node: ast.AST, text: str, kept: ast.AST | None = None) -> None:
+        """Put a text in the place of a name or an attribute; the text has the part ``kept``."""
         self._renamed[node] = text
-        self._covered.update(ast.walk(node))
+        self.cover(node)
+        if kept is not None:
+            self._covered.remove(kept)
 
-    def is_renamed(self, node: ast.AST | None) -> bool:
-        return node in self._renamed or node in self._covered
+    def carry(self, alias: ast.alias, module: str, name: str) -> None:
+        """Let a part of an import bring another object by the name that it has in the file."""
+        self._carried[alias] = module, name
 
     def write(self, start: tuple[int, int], end: tuple[int, int], text: str) -> None:
         """Put a text in the place of a part of the file."""
@@ -77,208 +92,197 @@ class Renaming:
     def is_asked(self) -> bool:
         return bool(self._renamed or self._written)
 
+    def asked_of(self, module: str) -> set[str]:
+        """The names of a module that the new texts have."""
+        texts = [*self._renamed.values(), *(edit.text for edit in self._written)]
+        tokens = TOKEN.findall(" ".join(texts))
+        return {name for home, name in tokens if home == module}
+
     # ---- the edits
 
     def edits(self) -> list[Edit]:
         """All edits of the file; none if nothing was asked for, and no import of it is gone."""
+        renamed = self._carried_by_imports()
+        self._now = {statement: self._of_statement(statement) for statement in self._imports}
+        self._taken = self._taken_names()
         self._new: dict[str, set[str]] = defaultdict(set)  # what is imported from each module
-        self._modules: set[str] = set()
-        changed = self._changed_imports()
-        self._known = self._names_by_meaning()
-        edits = [replacing(node, self._text(text)) for node, text in self._kept_renamings()]  # type: ignore[arg-type]
-        edits += [edit._replace(text=self._text(edit.text)) for edit in self._written]
-        lines = self._new_imports(edits)
-        top = [statement for statement in changed if statement in self.tree.body]
-        used = min([edit.start for edit in edits], default=(0, 0))
-        before = [statement for statement in top if (statement.lineno, 0) < used]
-        for statement, imports in changed.items():
-            own = [*imports, *(lines if statement in before[-1:] else ())]
-            edits.append(in_place_of(statement, self.names.parents[statement], self.lines, own))
-        if not before and lines:
-            edits.append(after_imports(self.tree, self.lines, lines))
-        return merged(edits)
+        edits = [replacing(node, self._spelled(text)) for node, text in renamed.items()]
+        for edit in self._written:
+            edits.append(edit._replace(text=self._spelled(edit.text)))
+        lines = [f"{head}{', '.join(sorted(new))}" for head, new in sorted(self._new.items())]
+        last = None
+        if lines:
+            last = self._last_import()
+        for statement in self._imports:
+            new = _statements(self._now[statement])
+            if new != _statements(_as_it_is(statement)):
+                if statement is last:
+                    new += lines
+                    lines = []
+                parent = self.names.parents[statement]
+                edits.append(in_place_of(statement, parent, self.lines, new))
+        if last and lines:
+            edits.append(beside(last, self.lines, lines))
+        return edits
 
-    def _kept_renamings(self) -> Iterator[tuple[ast.AST, str]]:
-        for node, text in self._renamed.items():
-            if not (isinstance(node, ast.Name) and node.id in self._carried):
-                yield node, text
+    def _carried_by_imports(self) -> dict[Any, str]:
+        """What is renamed, without names whose import brings another object from now on: all uses
+        are renamed to that.  Imports of modules in ``homes`` are written together, in one place.
+        """
+        renamed = dict(self._renamed)
+        for statement in self._imports:
+            for alias in statement.names:
+                local = alias.asname or alias.name
+                uses = self._loads[local]
+                texts = {self._renamed.get(node, "") for node in uses}
+                token = TOKEN.fullmatch(" ".join(texts))
+                if token is None or token[1] in self.homes:
+                    continue
+                if alias.asname or token[2] == local:
+                    self.carry(alias, *token.groups())
+                    for node in uses:
+                        renamed.pop(node, None)
+        return renamed
 
-    def _changed_imports(self) -> dict[ast.stmt, list[str]]:
-        """The imports that change, and what takes the place of each."""
-        carried = {name: self._carrying(name) for name in self._loads}
-        self._carried = {name: token for name, token in carried.items() if token}
-        found: dict[ast.stmt, list[str]] = {}
-        for statement in self.names.nodes:
-            if isinstance(statement, IMPORTS):
-                new = [*self._new_aliases(statement)]
-                if new != [(_head(statement), ast.unparse(a)) for a in statement.names]:
-                    found[statement] = _statements(new)
+    # ---- imports
+
+    def _of_statement(self, statement: Any) -> list[_Import]:
+        """What an import imports now."""
+        found: list[_Import] = []
+        for alias, old in zip(statement.names, _as_it_is(statement)):
+            local = alias.asname or alias.name
+            if self._goes(statement, alias):
+                root = local.partition(".")[0]
+                if "." in local and self._needs(root):
+                    found.append(("import ", root))
+            elif alias in self._carried:
+                module, name = self._carried[alias]
+                imported = name
+                if name != local:
+                    imported = f"{name} as {local}"
+                found.append((f"from {self.homes.get(module, module)} import ", imported))
+            else:
+                found.append(old)
         return found
 
-    def _carrying(self, name: str) -> tuple[str, str] | None:
-        """The function that the import of a name brings from now on, if all uses are renamed to
-        that.
-        """
-        new = {self._renamed.get(node, "") for node in self._loads[name]}
-        token = TOKEN.fullmatch(new.pop()) if len(new) == 1 else None
-        aliases = [a for n in self.names.nodes if isinstance(n, ast.ImportFrom) for a in n.names]
-        own = [alias for alias in aliases if (alias.asname or alias.name) == name]
-        if token is None or not own:
-            return None
-        if not all(alias.asname or token[2] == name for alias in own):
-            return None
-        return self.homes.get(token[1], token[1]), token[2]
+    def stays(self, node: ast.AST) -> bool:
+        """Whether a node or a part of an import is as it was."""
+        if isinstance(node, ast.alias):
+            is_carried = node in self._carried
+            return not is_carried and not self._goes(self.names.parents[node], node)
+        return node not in self._covered
 
-    def _new_aliases(self, statement: Any) -> Iterator[tuple[str, str]]:
-        """For each name of an import the head of its new statement, and the name there."""
-        head = _head(statement)
-        for alias in statement.names:
-            local = alias.asname or alias.name
-            if local in self._carried and isinstance(statement, ast.ImportFrom):
-                module, name = self._carried[local]
-                yield f"from {module} import ", name if name == local else f"{name} as {local}"
-            elif not self._goes(statement, alias):
-                yield head, ast.unparse(alias)
-            elif (root := self._root_of(alias)) and isinstance(statement, ast.Import):
-                yield head, root
-
-    def _goes(self, statement: ast.stmt, alias: ast.alias) -> bool:
-        """Whether nothing needs an import any more."""
-        home = f"{getattr(statement, 'module', '') or ''}." * isinstance(statement, ast.ImportFrom)
-        is_gone = f"{home}{alias.name}.".startswith(self.gone) if self.gone else False
+    def _goes(self, statement: Any, alias: ast.alias) -> bool:
+        """Whether nothing needs a part of an import any more."""
+        home = getattr(statement, "module", "")
+        imported = f"{home}.{alias.name}.".lstrip(".")
+        is_gone = bool(self.gone) and imported.startswith(self.gone)
         local = alias.asname or alias.name
-        if isinstance(statement, ast.Import) and "." in alias.name and not alias.asname:
-            return is_gone and not self._reads(alias.name)
-        if local in self._exported or "*" in self._exported or local in self._texts:
+        if "." in local:
+            return is_gone and not self._reads(local)
+        if self.exported & {local, "*"} or local in self._texts:
             return False
         uses = self._loads[local]
-        return all(node in self._covered for node in uses) and bool(uses or is_gone)
+        if alias in self._carried:
+            return not uses
+        return self._covered.issuperset(uses) and bool(uses or is_gone)
 
     def _reads(self, module: str) -> bool:
         """Whether the file still reads a module by its whole name."""
-        attributes = (n for n in self.names.nodes if isinstance(n, ast.Attribute))
-        kept = (node for node in attributes if node not in self._covered)
-        return any(self.names.of(node) == module for node in kept)
+        for node in self.names.nodes:
+            is_kept = isinstance(node, ast.Attribute) and node not in self._covered
+            if is_kept and self.names.of(node) == module:
+                return True
+        return False
 
-    def _root_of(self, alias: ast.alias) -> str:
-        """``jax`` for ``import jax.experimental.maps``, if the file reads it and has no other
-        import of it.
+    def _needs(self, root: str) -> bool:
+        """Whether the file reads the first part of a module's name, and has no other import of
+        it.
         """
-        root, *inner = alias.name.split(".")
-        kept = [node for node in self._loads[root] if node not in self._covered]
-        others = [a for n in self.names.nodes if isinstance(n, ast.Import) for a in n.names]
-        has_other = any(a.name == root and not a.asname for a in others)
-        return root if inner and kept and not alias.asname and not has_other else ""
+        for statement in self._imports:
+            if ("import ", root) in _as_it_is(statement):
+                return False
+        return any(node not in self._covered for node in self._loads[root])
 
     # ---- names
 
-    def _names_by_meaning(self) -> dict[str, str]:
-        """The names that imports at the top of the file bind, and that stay."""
-        found = {}
-        for statement in self.tree.body:
-            if isinstance(statement, ast.ImportFrom):
-                for alias in statement.names:
-                    home = "." * statement.level + (statement.module or "")
-                    if not self._goes(statement, alias):
-                        found[f"{home}:{alias.name}"] = alias.asname or alias.name
-        for name, token in self._carried.items():
-            found[":".join(token)] = name
-        return found
-
-    def _taken(self) -> set[str]:
+    def _taken_names(self) -> set[str]:
         """The names that mean something in the file."""
-        if not hasattr(self, "_taken_names"):
-            kept = {name for name, nodes in self._loads.items() if {*nodes} - self._covered}
-            bound = (name for node in self.names.nodes for name in self._bound(node))
-            self._taken_names = kept.union(bound)
-        return self._taken_names
+        taken = {*dir(builtins)}
+        for name, nodes in self._loads.items():
+            if not self._covered.issuperset(nodes):
+                taken.add(name)
+        for node in self.names.nodes:
+            if not isinstance(node, IMPORTS):
+                taken.update(bound_by(node))
+        for imports in self._now.values():
+            for _, imported in imports:
+                taken.add(_local(imported).partition(".")[0])
+        return taken
 
-    def _bound(self, node: ast.AST) -> list[str]:
-        if not isinstance(node, IMPORTS):
-            return bound_by(node)
-        stay = [alias for alias in node.names if not self._goes(node, alias)]
-        return [alias.asname or alias.name.split(".")[0] for alias in stay]
-
-    def _text(self, text: str) -> str:
+    def _spelled(self, text: str) -> str:
         return TOKEN.sub(lambda token: self._name(*token.groups()), text)
 
     def _name(self, module: str, name: str) -> str:
         """How the file calls a function of a module."""
         module = self.homes.get(module, module)
-        known = self._known.get(f"{module}:{name}")
+        known = self._known(module, name)
         if known:
             return known
-        root, _, _ = module.partition(".")
-        if {*self.names.bound.get(root, [])} == {root} and root in self._taken():
-            return f"{module}.{name}"
-        if name not in self._taken() and not hasattr(builtins, name):
-            self._new[module].add(name)
+        if name not in self._taken:
+            self._new[f"from {module} import "].add(name)
             return name
-        self._modules.add(module)
-        return f"{module.rpartition('.')[2]}.{name}"
+        package, dot, last = module.rpartition(".")
+        if dot and last not in self._taken:
+            self._new[f"from {package or dot} import "].add(last)
+            return f"{last}.{name}"
+        self._new["import "].add(module)
+        return f"{module}.{name}"
 
-    def _new_imports(self, edits: list[Edit]) -> list[str]:
-        """The lines that import what the new texts use; an import that is there takes more names
-        by an edit.
+    def _known(self, module: str, name: str) -> str:
+        """The name that imports at the top of the file give a function; empty if they do not."""
+        root = module.partition(".")[0]
+        is_of_import = {*self.names.bound.get(root, ())} == {root}
+        reaching = {module, root}
+        if f"{module}.".startswith(NOT_IN_JAX):
+            reaching.remove(root)
+        for statement in self.tree.body:
+            for head, imported in self._now.get(statement, ()):
+                if head == f"from {module} import " and imported.partition(" as ")[0] == name:
+                    return _local(imported)
+                if head == "import " and is_of_import and imported in reaching:
+                    return f"{module}.{name}"
+        return ""
+
+    def _last_import(self) -> ast.stmt:
+        """The last of the imports that follow the first one of JAX: before that, a program may set
+        options that JAX reads.  Modules in ``homes`` may be found by a later ``sys.path`` only.
         """
-        lines = []
-        for module in sorted(self._modules):
-            package, dot, last = module.rpartition(".")
-            lines.append(f"from {package or dot} import {last}" if dot else f"import {last}")
-        for module, names in sorted(self._new.items()):
-            more = ", ".join(sorted(names))
-            there = self._import_of(module)
-            if there is None:
-                lines.append(f"from {module} import {more}")
-            else:
-                end = replacing(there.names[-1], "").end
-                edits.append(Edit(end, end, f", {more}"))
-        return lines
-
-    def _import_of(self, module: str) -> ast.ImportFrom | None:
-        found = (n for n in self.tree.body if isinstance(n, ast.ImportFrom))
-        of_it = (n for n in found if "." * n.level + (n.module or "") == module)
-        return next((n for n in of_it if not any(self._goes(n, a) for a in n.names)), None)
+        last = first_of_jax(self.tree)
+        follows = True
+        for statement in self.tree.body[self.tree.body.index(last) + 1 :]:
+            sets_path = bool(self.homes) and "sys.path" in ast.unparse(statement)
+            follows = sets_path or (follows and isinstance(statement, IMPORTS))
+            if follows:
+                last = statement
+        return last
 
 
-def _head(statement: Any) -> str:
-    if isinstance(statement, ast.Import):
-        return "import "
-    return f"from {'.' * statement.level}{statement.module or ''} import "
+def _as_it_is(statement: Any) -> list[_Import]:
+    head = "import "
+    if isinstance(statement, ast.ImportFrom):
+        head = f"from {'.' * statement.level}{statement.module or ''} import "
+    return [(head, ast.unparse(alias)) for alias in statement.names]
 
 
-def _statements(aliases: Iterable[tuple[str, str]]) -> list[str]:
+def _local(imported: str) -> str:
+    """The name that ``a as b`` or ``a`` gives."""
+    return imported.rpartition(" as ")[2]
+
+
+def _statements(imports: Iterable[_Import]) -> list[str]:
     """Import statements, those of one module together."""
     by_head: dict[str, dict[str, None]] = defaultdict(dict)
-    for head, alias in aliases:
-        by_head[head][alias] = None
-    return [head + ", ".join(names) for head, names in by_head.items()]
-
-
-def merged(edits: Iterable[Edit]) -> list[Edit]:
-    """One insertion for all that are at one place, in their order."""
-    found: dict[tuple[Any, Any], str] = {}
-    for start, end, text in edits:
-        before = found.get((start, end), "") if start == end else ""
-        found[start, end] = before + text
-    return [Edit(*place, text) for place, text in found.items()]
-
-
-def after_imports(tree: ast.Module, lines: Sequence[str], new: Iterable[str]) -> Edit:
-    """Add imports after those with which a file begins, up to the first of JAX at least: before
-    that, a program may set options that JAX reads.
-    """
-    last, seen = None, False
-    for statement in tree.body:
-        if isinstance(statement, IMPORTS):
-            last = statement
-            seen = seen or "jax" in ast.unparse(statement)
-        elif seen:
-            break
-    if last is None:
-        return Edit((1, 0), (1, 0), "".join(f"{line}\n" for line in new))
-    line, column = replacing(last, "").end
-    of_line = lines[line - 1].encode()
-    is_last = not of_line[column:].partition(b"#")[0].strip()
-    end = (line, len(of_line) if is_last else column)
-    return Edit(end, end, "".join(f"\n{line}" for line in new))
+    for head, imported in imports:
+        by_head[head][imported] = None
+    return [head + ", ".join(imported) for head, imported in by_head.items()]
