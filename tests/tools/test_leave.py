@@ -314,11 +314,10 @@ def recorder(tmp_path):
 
 def test_what_one_xmap_call_has_traced_counts_for_others_of_the_same_function(recorder):
     """JAX traces it once."""
-    declared = xmap(lambda row: jax.lax.psum(row, "i"), ["i"], []).declared
-    plan = argparse.Namespace(declared=declared)
+    xmapped = xmap(lambda row: jax.lax.psum(row, "i"), ["i"], [])
     cs = [XmapCall("a.py", (k, 0, k, 9), number=k) for k in range(2)]
     for c in cs:
-        recorder.functions[c.number][c.number] = argparse.Namespace(plan=plan)
+        recorder.functions[c.number][c.number] = xmapped
     recorder.learn(cs)
     assert [c.axes for c in cs] == [{"i"}, {"i"}]
 
