@@ -2,6 +2,7 @@
 placement, or the operation is refused by its name.
 """
 
+import functools
 import re
 
 import jax
@@ -13,6 +14,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from tables import expressions
 
 from xmap_compat import SerialLoop, xmap
 
@@ -34,7 +36,7 @@ def primitive(name, fun, rule=None, several=False):
     made.def_abstract_eval(types)
     mlir.register_lowering(made, mlir.lower_fun(fun, multiple_results=several))
     if rule is not None:
-        batching.primitive_batchers[made] = lambda args, dims: rule(made.bind, args, dims)
+        batching.primitive_batchers[made] = functools.partial(rule, made.bind)
     return made
 
 
@@ -105,33 +107,37 @@ def refusing_rule(size, is_mapped, v):
 
 refusing = function(lambda v: v, refusing_rule)
 
-STEPS = {
-    "largest": lambda v, w: (v - largest.bind(v), w),
-    "named add": lambda v, w: (v * add.bind(w), w),
-    "both": lambda v, w: tuple(both.bind(v, w)),
-    "doubled": lambda v, w: (doubled.bind(v), w),
-    "single": lambda v, w: (v, single.bind(w)),
-    "when mapped": lambda v, w: (when_mapped.bind(v, w), w),
-    "centred": lambda v, w: (centred(v), w),
-    "total": lambda v, w: (v, total(w)),
-    "sized": lambda v, w: (sized(v), sized(w)),
-    "cumulated": lambda v, w: cumulated(v, w),
-    "asked": lambda v, w: (asked(v, w), w),
-    "refusing": lambda v, w: (v, refusing(w)),
-    "swap": lambda v, w: (w, v),
-    "sine": lambda v, w: (jnp.sin(v), w),
-}
-AROUND = {
-    "in place": lambda step: step,
-    "jit": lambda step: jax.jit(step),
-    "scan": lambda step: (
-        lambda v, w: lax.scan(lambda c, _: (alike(step(*c), c), None), (v, w), None, 2)[0]
-    ),
-    "cond": lambda step: (
-        lambda v, w: lax.cond(v > 0.1, lambda c: alike(step(*c), c), lambda c: c, (v, w))
-    ),
-    "checkpoint": lambda step: jax.checkpoint(step),
-}
+STEPS = expressions(
+    """
+largest: (v - largest.bind(v), w)
+named add: (v * add.bind(w), w)
+both: tuple(both.bind(v, w))
+doubled: (doubled.bind(v), w)
+single: (v, single.bind(w))
+when mapped: (when_mapped.bind(v, w), w)
+centred: (centred(v), w)
+total: (v, total(w))
+sized: (sized(v), sized(w))
+cumulated: cumulated(v, w)
+asked: (asked(v, w), w)
+refusing: (v, refusing(w))
+swap: (w, v)
+sine: (jnp.sin(v), w)
+""",
+    "v, w",
+    globals(),
+)
+AROUND = expressions(
+    """
+in place: step(v, w)
+jit: jax.jit(step)(v, w)
+scan: lax.scan(lambda c, _: (alike(step(*c), c), None), (v, w), None, 2)[0]
+cond: lax.cond(v > 0.1, lambda c: alike(step(*c), c), lambda c: c, (v, w))
+checkpoint: jax.checkpoint(step)(v, w)
+""",
+    "step, v, w",
+    globals(),
+)
 
 
 def alike(values, like):
@@ -141,7 +147,7 @@ def alike(values, like):
 def body_of(words):
     def body(v, w):
         for around, step in words:
-            v, w = AROUND[around](STEPS[step])(v, w)
+            v, w = AROUND[around](STEPS[step], v, w)
         return v + 2 * w
 
     return body
@@ -216,7 +222,10 @@ def test_a_primitive_without_a_rule_is_computed_for_each_element(resources):
 @pytest.mark.parametrize("step", ["centred", "total", "sized", "cumulated"])
 def test_rules_of_a_custom_vmap_get_whole_axes(step, resources):
     """Values and gradients."""
-    loss = lambda mapped: lambda x, w: jnp.sum(jnp.sin(mapped(x, w)))
+
+    def loss(mapped):
+        return lambda x, w: jnp.sum(jnp.sin(mapped(x, w)))
+
     body = body_of([("in place", step), ("in place", "sine")])
     vmapped = jax.vmap(jax.vmap(body, (0, None)), (0, 0))
     fun = xmap(body, (["i", "j"], ["i"]), ["i", "j"], axis_resources=resources)

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from equations import equations
 from jax import lax
 from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42, vmapped
+from tables import expressions
 
-from xmap_compat import _jax, xmap
+from xmap_compat import xmap
 
 pytestmark = pytest.mark.usefixtures("end_a_hang")
 
@@ -44,27 +46,43 @@ of_a_table = with_cotangent(
     lambda z: jnp.sin(z * TABLE).sum(), lambda z, ct: (jnp.cos(z * TABLE) * TABLE).sum() * ct / 2
 )
 
-NOT_DIFFERENTIABLE = {
-    "relu": lambda z: jax.nn.relu(jnp.sqrt(z)),
-    "relu6": lambda z: jnp.log(z) * jax.nn.relu6(z),
-    "softplus": lambda z: jax.nn.softplus(jnp.sqrt(z)),
-    "logaddexp": lambda z: jnp.logaddexp(jnp.log(z), 0.5),
-    "a rule in a rule": lambda z: half_tangent(jnp.sqrt(z)),
-    "in a scan": lambda z: lax.scan(
-        lambda c, t: (half_tangent(jnp.sqrt(c)) * t, None), z, jnp.arange(1.0, 3)
-    )[0],
-    "in a jit": jax.jit(lambda z: jax.jit(jax.nn.relu)(jnp.sqrt(z))),
-    "in a remat": jax.checkpoint(lambda z: jnp.sin(jax.nn.relu(jnp.sqrt(z)))),
-    "in a branch": lambda z: lax.cond(z < 1, lambda z: jax.nn.relu(jnp.sqrt(z)), jnp.log, z),
-    "in a vmap": lambda z: jax.vmap(lambda c: jax.nn.relu(jnp.sqrt(z * c)))(
-        jnp.arange(1.0, 3)
-    ).sum(),
-}
-ONLY_REVERSE = {
-    "cotangent": lambda z: half_cotangent(jnp.sqrt(z)),
-    "cotangent of what closes over an array": lambda z: of_a_table(jnp.sqrt(z)),
-    "cotangent in a remat": jax.checkpoint(lambda z: half_cotangent(jnp.sqrt(z))),
-}
+
+def in_a_scan(z):
+    def step(carry, t):
+        return half_tangent(jnp.sqrt(carry)) * t, None
+
+    return lax.scan(step, z, jnp.arange(1.0, 3))[0]
+
+
+def in_a_vmap(z):
+    return jax.vmap(lambda c: jax.nn.relu(jnp.sqrt(z * c)))(jnp.arange(1.0, 3)).sum()
+
+
+NOT_DIFFERENTIABLE = expressions(
+    """
+relu: jax.nn.relu(jnp.sqrt(z))
+relu6: jnp.log(z) * jax.nn.relu6(z)
+softplus: jax.nn.softplus(jnp.sqrt(z))
+logaddexp: jnp.logaddexp(jnp.log(z), 0.5)
+a rule in a rule: half_tangent(jnp.sqrt(z))
+in a scan: in_a_scan(z)
+in a jit: jax.jit(lambda z: jax.jit(jax.nn.relu)(jnp.sqrt(z)))(z)
+in a remat: jax.checkpoint(lambda z: jnp.sin(jax.nn.relu(jnp.sqrt(z))))(z)
+in a branch: lax.cond(z < 1, lambda z: jax.nn.relu(jnp.sqrt(z)), jnp.log, z)
+in a vmap: in_a_vmap(z)
+""",
+    "z",
+    globals(),
+)
+ONLY_REVERSE = expressions(
+    """
+cotangent: half_cotangent(jnp.sqrt(z))
+cotangent of what closes over an array: of_a_table(jnp.sqrt(z))
+cotangent in a remat: jax.checkpoint(lambda z: half_cotangent(jnp.sqrt(z)))(z)
+""",
+    "z",
+    globals(),
+)
 
 
 def branching(branch):
@@ -78,7 +96,10 @@ def weights(a, b):
 def derivatives(mapped, a, b):
     """Values and gradients of the functions with a reverse mode; forward, and forward over reverse, of the others."""
     args = arguments(a, b)
-    loss = lambda f: lambda *args: (f(*args) * weights(a, b)).sum()
+
+    def loss(f):
+        return lambda *args: (f(*args) * weights(a, b)).sum()
+
     found = {}
     for name, branch in (NOT_DIFFERENTIABLE | ONLY_REVERSE).items():
         f = mapped(branching(branch))
@@ -100,7 +121,10 @@ def test_a_branch_that_is_not_taken_has_no_derivative(placement):
     expected = derivatives_by_vmap(a, b)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(expected))
     with mesh42():
-        mapped = lambda body: xmap(body, IN_AXES, OUT_AXES, axis_resources=resources)
+
+        def mapped(body):
+            return xmap(body, IN_AXES, OUT_AXES, axis_resources=resources)
+
         assert_near(jax.jit(lambda: derivatives(mapped, a, b))(), expected)
 
 
@@ -113,75 +137,81 @@ def over_b(z):
 
 def summing(part):
     """A function of z whose rule has a sum, that adds nothing, in one part of it."""
-    nothing = lambda z, where: 0 * over_b(z) if where == part else 0.0
+
+    def nothing(z, where):
+        return 0 * over_b(z) if where == part else 0.0
+
     if part == "tangent":
         return with_tangent(lambda z: 1.5 * z, lambda z, t: 1.5 * t + nothing(t, "tangent"))
     f = jax.custom_vjp(lambda z: 1.5 * z + nothing(z, "function"))
-    forward = lambda z: (1.5 * z + nothing(z, "function"), nothing(z, "forward"))
+
+    def forward(z):
+        return (1.5 * z + nothing(z, "function"), nothing(z, "forward"))
+
     f.defvjp(forward, lambda res, ct: (1.5 * ct + res * ct + nothing(ct, "backward"),))
     return f
 
 
-# name: the branch of z; by hand of all z[a, b], of those that reach someone who takes it, and of those that take it.
-COLLECTIVES = {
-    "after the sum": (
-        lambda z: over_b(z) * jnp.sqrt(z),
-        lambda z, met, own: z.sum(1, keepdims=True) * jnp.sqrt(own),
-    ),
-    "before the sum": (
-        lambda z: over_b(jnp.sqrt(jnp.abs(z) - 0.1)),
-        lambda z, met, own: jnp.sqrt(jnp.abs(met) - 0.1).sum(1, keepdims=True),
-    ),
-    "with a rule": (
-        lambda z: jax.nn.relu(9 + over_b(z)) * jax.nn.softplus(jnp.sqrt(z)),
-        lambda z, met, own: (9 + z.sum(1, keepdims=True)) * jax.nn.softplus(jnp.sqrt(own)),
-    ),
-    "in a jit in a remat": (
-        jax.checkpoint(jax.jit(lambda z: jnp.sin(over_b(z)) * jnp.sqrt(z))),
-        lambda z, met, own: jnp.sin(z.sum(1, keepdims=True)) * jnp.sqrt(own),
-    ),
-    "in a branch": (
-        lambda z: lax.cond(
-            z < 1, lambda z: over_b(z) * jnp.sqrt(z), lambda z: lax.pmean(z, "b") * jnp.log(z), z
-        ),
-        lambda z, met, own: (
-            z.sum(1, keepdims=True) * jnp.where(own < 1, jnp.sqrt(own), jnp.log(own) / z.shape[1])
-        ),
-    ),
-    "two after each other": (
-        lambda z: over_b(jnp.sin(over_b(z)) * z) * jnp.sqrt(z),
-        lambda z, met, own: (
-            jnp.sin(z.sum(1, keepdims=True)) * z.sum(1, keepdims=True) * jnp.sqrt(own)
-        ),
-    ),
-    "over an axis along which all agree": (
-        lambda z: lax.cond(lax.pmax(z, "b") > 99, lambda z: over_b(jnp.sqrt(z - 2)), jnp.sin, z),
-        lambda z, met, own: jnp.sin(own),
-    ),
-    "in a tangent": (
-        lambda z: jnp.sqrt(summing("tangent")(z)),
-        lambda z, met, own: jnp.sqrt(1.5 * own),
-    ),
-    "in a function": (
-        lambda z: jnp.sqrt(summing("function")(z)),
-        lambda z, met, own: jnp.sqrt(1.5 * own),
-    ),
-    "in a forward rule": (
-        lambda z: jnp.sqrt(summing("forward")(z)),
-        lambda z, met, own: jnp.sqrt(1.5 * own),
-    ),
-    "in a backward rule": (
-        lambda z: jnp.sqrt(summing("backward")(z)),
-        lambda z, met, own: jnp.sqrt(1.5 * own),
-    ),
-}
+def either(z):
+    def below(z):
+        return over_b(z) * jnp.sqrt(z)
+
+    def above(z):
+        return lax.pmean(z, "b") * jnp.log(z)
+
+    return lax.cond(z < 1, below, above, z)
+
+
+# The branch of z.
+COLLECTIVES = expressions(
+    """
+after the sum: over_b(z) * jnp.sqrt(z)
+before the sum: over_b(jnp.sqrt(jnp.abs(z) - 0.1))
+with a rule: jax.nn.relu(9 + over_b(z)) * jax.nn.softplus(jnp.sqrt(z))
+in a jit in a remat: jax.checkpoint(jax.jit(lambda z: jnp.sin(over_b(z)) * jnp.sqrt(z)))(z)
+in a branch: either(z)
+two after each other: over_b(jnp.sin(over_b(z)) * z) * jnp.sqrt(z)
+where all agree: lax.cond(lax.pmax(z, "b") > 99, lambda z: over_b(jnp.sqrt(z - 2)), jnp.sin, z)
+in a tangent: jnp.sqrt(summing("tangent")(z))
+in a function: jnp.sqrt(summing("function")(z))
+in a forward rule: jnp.sqrt(summing("forward")(z))
+in a backward rule: jnp.sqrt(summing("backward")(z))
+""",
+    "z",
+    globals(),
+)
+
+
+def total(z):
+    return z.sum(1, keepdims=True)
+
+
+# The same by hand: z[a, b] of all, of those that reach someone who takes it, and of those that take it.
+BY_HAND = expressions(
+    """
+after the sum: total(z) * jnp.sqrt(taken)
+before the sum: total(jnp.sqrt(jnp.abs(reaching) - 0.1))
+with a rule: (9 + total(z)) * jax.nn.softplus(jnp.sqrt(taken))
+in a jit in a remat: jnp.sin(total(z)) * jnp.sqrt(taken)
+in a branch: total(z) * jnp.where(taken < 1, jnp.sqrt(taken), jnp.log(taken) / z.shape[1])
+two after each other: jnp.sin(total(z)) * total(z) * jnp.sqrt(taken)
+where all agree: jnp.sin(taken)
+in a tangent: jnp.sqrt(1.5 * taken)
+in a function: jnp.sqrt(1.5 * taken)
+in a forward rule: jnp.sqrt(1.5 * taken)
+in a backward rule: jnp.sqrt(1.5 * taken)
+""",
+    "z, reaching, taken",
+    globals(),
+)
 
 
 def by_hand(positional):
     def function(x):
-        taken = x > 0
-        met, own = (jnp.where(t, x, 1.0) for t in (taken.any(1, keepdims=True), taken))
-        return jnp.where(taken, positional(x, met, own), 3 * x)
+        takes = x > 0
+        reaching = jnp.where(takes.any(1, keepdims=True), x, 1.0)
+        taken = jnp.where(takes, x, 1.0)
+        return jnp.where(takes, positional(x, reaching, taken), 3 * x)
 
     return function
 
@@ -195,7 +225,10 @@ def some_rows_taken(a, b):
 
 def of_collectives(functions, a, b):
     x, direction = some_rows_taken(a, b), weights(a, b)
-    gradient = lambda f: jax.grad(lambda x: (f(x) * direction).sum())
+
+    def gradient(f):
+        return jax.grad(lambda x: (f(x) * direction).sum())
+
     return {
         name: (f(x), gradient(f)(x), jax.jvp(gradient(f), (x,), (direction,))[1])
         for name, f in functions.items()
@@ -209,20 +242,18 @@ def test_in_a_branch_with_a_collective_each_element_has_the_derivative_of_what_i
 ):
     """Elements in whose row nobody takes the branch have none, even where what they contribute has no derivative."""
     a, b, resources = PLACEMENTS[placement]
-    expected = jax.jit(
-        lambda: of_collectives({n: by_hand(p) for n, (_, p) in COLLECTIVES.items()}, a, b)
-    )()
+    positional = {name: by_hand(function) for name, function in BY_HAND.items()}
+    expected = jax.jit(lambda: of_collectives(positional, a, b))()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(expected))
+
+    def mapped(branch):
+        def body(z):
+            return lax.cond(z > 0, branch, lambda z: 3 * z, z)
+
+        return xmap(body, OUT_AXES, OUT_AXES, axis_resources=resources)
+
+    functions = {name: mapped(branch) for name, branch in COLLECTIVES.items()}
     with mesh42():
-        functions = {
-            name: xmap(
-                lambda z, branch=branch: lax.cond(z > 0, branch, lambda z: 3 * z, z),
-                {0: "a", 1: "b"},
-                OUT_AXES,
-                axis_resources=resources,
-            )
-            for name, (branch, _) in COLLECTIVES.items()
-        }
         assert_near(jax.jit(lambda: of_collectives(functions, a, b))(), expected)
 
 
@@ -236,7 +267,10 @@ def test_a_rule_in_a_branch_sums_once_over_an_axis_that_its_operand_does_not_var
     a, b, resources = PLACEMENTS[placement]
     x, u, _ = arguments(a, b)
     taken, factors = x[..., 0] > 0, x[..., 1]
-    body = lambda u, taken, c: c * lax.cond(taken, lambda u: 3 * copied(u), lambda u: u, u)
+
+    def body(u, taken, c):
+        return c * lax.cond(taken, lambda u: 3 * copied(u), lambda u: u, u)
+
     mapped = xmap(body, ({0: "a"}, OUT_AXES, OUT_AXES), OUT_AXES, axis_resources=resources)
     with mesh42():
         gradient = jax.grad(lambda u: mapped(u, taken, factors).sum())(u)
@@ -252,11 +286,13 @@ def primitives(function, *args):
     """The primitives of a function, each with those that it stands inside of."""
 
     program = jax.make_jaxpr(function)(*args)
-    return [tuple(e.primitive.name for e in (*around, eqn)) for eqn, around in _jax.walk(program)]
+    return [tuple(e.primitive.name for e in (*around, eqn)) for eqn, around in equations(program)]
 
 
 def differing_on_devices(branch):
-    body = lambda v, w: lax.cond(v > 0, lambda: branch(v, w), lambda: jnp.sin(v))
+    def body(v, w):
+        return lax.cond(v > 0, lambda: branch(v, w), lambda: jnp.sin(v))
+
     mapped = xmap(body, (["b"], []), ["b"], axis_resources={"b": "x"})
     return jax.grad(lambda v, w: mapped(v, w).sum(), (0, 1))
 
@@ -319,10 +355,13 @@ def test_values_are_computed_without_asking_who_takes_a_branch():
 
 def test_devices_leave_a_loop_together_if_only_a_tangent_has_a_collective():
     f = with_tangent(lambda z: 1.5 * z, lambda z, t: over_b(t))
-    turns = lambda: lax.axis_index("b")
-    body = lambda z: lax.while_loop(
-        lambda s: s[0] < turns(), lambda s: (s[0] + 1, f(s[1])), (0, z)
-    )[1]
+
+    def turns():
+        return lax.axis_index("b")
+
+    def body(z):
+        return lax.while_loop(lambda s: s[0] < turns(), lambda s: (s[0] + 1, f(s[1])), (0, z))[1]
+
     tangent = np.arange(4, dtype=np.float32)
     for turn in range(3):
         tangent = np.where(turn < np.arange(4), tangent.sum(), tangent)

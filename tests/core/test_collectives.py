@@ -19,6 +19,7 @@ import numpy as np
 import oracles
 import pytest
 from jax import lax
+from tables import expressions
 
 import xmap_compat
 from xmap_compat import xmap
@@ -158,35 +159,48 @@ REGULAR_PAIRS = [regular((-1, 2)), regular((2, -1), 1, 0)]
 
 DTYPES = ["bfloat16", "int32", "int8", "uint8", "bool", "complex64"]
 
-#: The named dimensions of each operand, and its positional shape given the sizes of a and b.
-SHAPES: dict[str, tuple[str, Callable[[int, int], tuple[int, ...]]]] = {
-    "x": ("ab", lambda A, B: (3,)),
-    "x_ba": ("ba", lambda A, B: (3,)),
-    "scalar": ("ab", lambda A, B: ()),
-    "only_a": ("a", lambda A, B: (3,)),
-    "only_b": ("b", lambda A, B: (3,)),
-    "plain": ("", lambda A, B: (3,)),
-    "matrix": ("ab", lambda A, B: (3, 2)),
-    "matrix_b": ("b", lambda A, B: (2, 3)),
-    "ties": ("ab", lambda A, B: (5,)),
-    # for scatters and exchanges
-    "square_a": ("ab", lambda A, B: (A, A)),
-    "cube_b": ("ab", lambda A, B: (B, B, B)),
-    "line_ab": ("ab", lambda A, B: (A * B, 2)),
-    "tiled_a": ("ab", lambda A, B: (2 * A, 3)),
-    "tiled_b": ("ab", lambda A, B: (3, 2 * B)),
-    "tiled_ab": ("ab", lambda A, B: (2, 2 * A * B)),
-    "only_b_for_a": ("b", lambda A, B: (A, 2)),
-    "only_a_for_ab": ("a", lambda A, B: (A * B,)),
-    "plain_for_a": ("", lambda A, B: (A, 2)),
-    # for scatters and exchanges within groups of a
-    "half": ("ab", lambda A, B: (len(halves(A)[0]), 2, len(halves(A)[0]))),
-    "tiled_half": ("ab", lambda A, B: (2 * len(halves(A)[0]), 3)),
-    "only_b_half": ("b", lambda A, B: (len(halves(A)[0]), 2)),
-    "pair": ("ab", lambda A, B: (len(pairs(A)[0]), 2)),
-    **{dtype: ("ab", lambda A, B: (A,)) for dtype in DTYPES},
-    "nans": ("ab", lambda A, B: (5,)),
-}
+
+def of_half(size):
+    """How many elements a group has."""
+    return len(halves(size)[0])
+
+
+# The named dimensions of each operand, and its positional shape given the sizes of a and b.
+OPERANDS = expressions(
+    """
+x, ab: (3,)
+x_ba, ba: (3,)
+scalar, ab: ()
+only_a, a: (3,)
+only_b, b: (3,)
+plain, : (3,)
+matrix, ab: (3, 2)
+matrix_b, b: (2, 3)
+ties, ab: (5,)
+nans, ab: (5,)
+square_a, ab: (A, A)
+cube_b, ab: (B, B, B)
+line_ab, ab: (A * B, 2)
+tiled_a, ab: (2 * A, 3)
+tiled_b, ab: (3, 2 * B)
+tiled_ab, ab: (2, 2 * A * B)
+only_b_for_a, b: (A, 2)
+only_a_for_ab, a: (A * B,)
+plain_for_a, : (A, 2)
+half, ab: (of_half(A), 2, of_half(A))
+tiled_half, ab: (2 * of_half(A), 3)
+only_b_half, b: (of_half(A), 2)
+pair, ab: (len(pairs(A)[0]), 2)
+""",
+    "A, B",
+    globals(),
+)
+SHAPES: dict[str, tuple[str, Callable[[int, int], tuple[int, ...]]]] = {}
+for title, shape_of in OPERANDS.items():
+    operand, names = title.split(", ")
+    SHAPES[operand] = (names, shape_of)
+for dtype in DTYPES:
+    SHAPES[dtype] = ("ab", lambda A, B: (A,))
 
 
 @functools.cache
@@ -226,24 +240,11 @@ def over_devices(name, x, axis):
 
 
 #: What a case may call inside a body: ``function(*operands, axis, **options)``, as the NumPy model has it.
-JAX = SimpleNamespace(
-    **{
-        name: getattr(lax, name)
-        for name in ["psum", "pmax", "pmin", "pmean", "axis_index", "pbroadcast"]
-    },
-    **{
-        name: getattr(lax, name)
-        for name in ["ppermute", "pshuffle", "all_gather", "all_to_all", "pswapaxes"]
-    },
-    psum_scatter=lax.psum_scatter,
-    pdot=xmap_compat.pdot,
-    pargmax=xmap_compat.pargmax,
-    pargmin=xmap_compat.pargmin,
-    **{
-        f"device_{name}": functools.partial(over_devices, name)
-        for name in ["vary", "sum", "gather", "take"]
-    },
-)
+JAX = SimpleNamespace(**vars(lax))
+for name in ("pdot", "pargmax", "pargmin"):
+    setattr(JAX, name, getattr(xmap_compat, name))
+for name in ("vary", "sum", "gather", "take"):
+    setattr(JAX, f"device_{name}", functools.partial(over_devices, name))
 
 REDUCTIONS = ["psum", "pmax", "pmin", "pmean"]
 REMOVE_AXES = {
@@ -528,7 +529,7 @@ def difference(result, oracle):
     return None if close.all() else f"{(~close).sum()} of {close.size} elements differ"
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("family", "placement"), CELLS, ids=str)
 def test_collectives_equal_numpy(family, placement):
     cases = FAMILIES[family]
@@ -671,7 +672,9 @@ def test_equal_elements_that_change_places_are_equal(resources, mesh42):
 
 
 def test_a_reduction_in_groups_varies_over_the_axis():
-    body = lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])
+    def body(v):
+        return lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])
+
     with pytest.raises(TypeError, match="actually mapped along more axes"):
         xmap(body, ["i"], [])(np.ones(4, np.float32))
 

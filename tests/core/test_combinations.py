@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparing import assert_same
+from equations import equations
 from jax import lax
 from placements import IN_AXES, PLACEMENTS, arguments
 
@@ -256,16 +257,11 @@ def test_a_rule_may_make_a_cotangent_of_its_own(placement, mesh42):
 # --------------------------------------------------------------------- several loops at once
 
 
-def nest_of(jaxpr, around=()):
-    """The lengths of the scans around each multiplication, outermost first."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "sin":
-            yield around
-        for value in eqn.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                length = (eqn.params["length"],) if eqn.primitive.name == "scan" else ()
-                yield from nest_of(inner, (*around, *length))
+def nests_of(program, primitive):
+    """The lengths of the scans around each equation of a primitive, outermost first."""
+    for eqn, around in equations(program):
+        if eqn.primitive.name == primitive:
+            yield tuple(e.params["length"] for e in around if e.primitive.name == "scan")
 
 
 NESTS = [
@@ -293,7 +289,7 @@ def test_loops_nest_in_the_order_given(resources, lengths, mesh42):
     )
     with mesh42, serial_loop("z", 2), serial_loop("c", 3):
         table, column = f(u, v)
-        assert list(nest_of(jax.make_jaxpr(f)(u, v).jaxpr)) == [lengths]
+        assert list(nests_of(jax.make_jaxpr(f)(u, v), "sin")) == [lengths]
     np.testing.assert_allclose(table, np.sin(u * v[:, None, None]), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(column, u + 1)
 
@@ -403,12 +399,6 @@ def test_python_scalars_stay_weak_through_nested_xmaps_and_rules(resources, mesh
         np.testing.assert_array_equal(result, factor)
 
 
-def sums_over_devices(jaxpr):
-    own = sum(eqn.primitive.name.startswith("psum") for eqn in jaxpr.eqns)
-    inner = [getattr(v, "jaxpr", v) for eqn in jaxpr.eqns for v in eqn.params.values()]
-    return own + sum(sums_over_devices(sub) for sub in inner if hasattr(sub, "eqns"))
-
-
 def test_uses_of_one_weight_share_one_sum_in_the_staged_gradient(mesh42):
     """As where a weight is cast once by hand: cotangents are added on each device, and summed once."""
 
@@ -418,7 +408,8 @@ def test_uses_of_one_weight_share_one_sum_in_the_staged_gradient(mesh42):
     with mesh42:
         f = xmap(body, (["a", ...], {}), ["a"], axis_resources={"a": "x"})
         gradient = jax.make_jaxpr(jax.grad(lambda w, x: f(x, w).sum()))(numbers(3), numbers(8, 3))
-    assert sums_over_devices(gradient.jaxpr) == 1
+    names = [eqn.primitive.name for eqn, _ in equations(gradient)]
+    assert sum(name.startswith("psum") for name in names) == 1
 
 
 # ------------------------------------------------------------------ branches that devices take differently

@@ -51,7 +51,10 @@ def in_scope(mesh42):
 
 def test_it_is_the_same_for_the_same_call():
     names = [f"axis {k}" for k in range(9)]
-    body = lambda *args: sum(lax.psum(a, names) for a in args)
+
+    def body(*args):
+        return sum(lax.psum(a, names) for a in args)
+
     axes = tuple([name] for name in names)
     calls = [
         made_of(body, axes, {}, {names[0]: "x"}, (np.ones(4, np.float32),) * 9)
@@ -177,7 +180,10 @@ def test_rules_that_use_equal_values_are_the_same():
 
 def with_a_jvp_rule(factor):
     """A rule that closes over a value, or over an object that has one, through functions."""
-    scaled = lambda t: t * (factor.others if isinstance(factor, types.SimpleNamespace) else factor)
+
+    def scaled(t):
+        return t * (factor.others if isinstance(factor, types.SimpleNamespace) else factor)
+
     doubled = jax.custom_jvp(lambda v: v * 2)
     doubled.defjvp(lambda primals, tangents: (doubled(*primals), jax.jit(scaled)(tangents[0])))
     return doubled

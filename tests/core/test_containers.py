@@ -123,7 +123,10 @@ def refusal(kind, path, where):
 def test_as_an_argument(kind, place, on):
     one, many = KINDS[kind]
     around, out, path = PLACES[place]
-    body = lambda tree, v: used(out(tree)).sum() * v
+
+    def body(tree, v):
+        return used(out(tree)).sum() * v
+
     scalars = np.arange(8, dtype=np.float32)
     with mesh42():
         whole = around(one(MATRICES[0]), np.float32(2))
@@ -144,7 +147,10 @@ def test_as_an_argument(kind, place, on):
 def test_as_a_result(kind, place, on):
     one, _ = KINDS[kind]
     around, out, path = PLACES[place]
-    body = lambda matrix: around(one(matrix), matrix.sum())
+
+    def body(matrix):
+        return around(one(matrix), matrix.sum())
+
     with mesh42():
         same(
             xmap(lambda m, v: body(m), ({}, ["i"]), {}, axis_resources={"i": on})(
@@ -163,7 +169,9 @@ def test_as_a_result(kind, place, on):
 
 
 def test_the_arrays_of_a_sparse_matrix_are_passed_and_returned():
-    body = lambda m, v: (lambda b: (b.data, b.indices, b @ v))(sparse.BCOO.fromdense(m, nse=4))
+    def body(m, v):
+        return (lambda b: (b.data, b.indices, b @ v))(sparse.BCOO.fromdense(m, nse=4))
+
     data, indices, product = xmap(body, (["i", ...], {}), ["i", ...])(
         MATRICES, np.ones(4, np.float32)
     )

@@ -122,12 +122,18 @@ def outcomes(name, use, body, on):
     """Of the xmapped function, and of ``jit(vmap)``."""
     fun, mesh, specs = (lambda *args: body(*args)), mesh42(), [P(on or None), P(), P(on or None)]
     args = np.ones((8, 3), np.float32), np.ones((3, 3), np.float32), np.arange(8, dtype=np.int32)
-    lay = lambda a, spec: (
-        jax.device_put(a, jax.NamedSharding(mesh.physical_mesh, spec)) if on else jnp.asarray(a)
-    )
+
+    def lay(a, spec):
+        return (
+            jax.device_put(a, jax.NamedSharding(mesh.physical_mesh, spec)) if on else jnp.asarray(a)
+        )
+
     args = list(map(lay, args, specs))
     with mesh:
-        mapped = lambda: xmap(fun, (["i", ...], {}, ["i"]), ["i", ...], axis_resources={"i": on})
+
+        def mapped():
+            return xmap(fun, (["i", ...], {}, ["i"]), ["i", ...], axis_resources={"i": on})
+
         got = outcome(mapped, args, use, CONTEXTS[name])
     return got, outcome(
         lambda: jax.jit(jax.vmap(fun, (0, None, 0), axis_name="i")), args, use, CONTEXTS[name]
@@ -182,7 +188,10 @@ def test_a_function_whose_first_call_failed_asks_nothing_more_at_each_call():
     fails.append(False)
     fun(v)
     asked = []
-    profile = lambda frame, event, arg: event == "call" and asked.append(frame.f_code.co_filename)
+
+    def profile(frame, event, arg):
+        return event == "call" and asked.append(frame.f_code.co_filename)
+
     sys.setprofile(profile)
     try:
         np.testing.assert_array_equal(fun(v), [0, 2, 4])

@@ -111,7 +111,10 @@ CASES = [
 def test_the_worked_example(example, placement):
     function, out_axes, gradient_of_x, gradient_of_w = EXAMPLES[example]
     mapped = xmap(function, (["i"], []), out_axes, axis_resources=PLACEMENTS[placement])
-    loss = lambda x, w: sum(jnp.sum(out) for out in jax.tree.leaves(mapped(x, w)))
+
+    def loss(x, w):
+        return sum(jnp.sum(out) for out in jax.tree.leaves(mapped(x, w)))
+
     with Mesh(np.array(jax.devices()[:2]), ("x",)):
         found = jax.grad(loss, argnums=(0, 1))(X, W)
     np.testing.assert_array_equal(found[0], gradient_of_x)
@@ -119,9 +122,9 @@ def test_the_worked_example(example, placement):
 
 
 def test_a_rule_may_call_an_xmap_over_another_mesh_axis():
-    six = lambda u: xmap(lambda k: k * u, ["k"], ["k"], axis_resources={"k": "y"})(
-        jnp.arange(4.0)
-    ).sum()
+    def six(u):
+        return xmap(lambda k: k * u, ["k"], ["k"], axis_resources={"k": "y"})(jnp.arange(4.0)).sum()
+
     mapped = xmap(
         with_rule(product, lambda _, ct: (six(ct), ct)),
         (["i"], []),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend import core as jex_core
+from tables import expressions
 
 from xmap_compat import Mesh, xmap
 
@@ -58,21 +59,25 @@ def by_groups(v):
     return lax.psum(lax.psum(v, "i", axis_index_groups=HALVES), "i", axis_index_groups=ACROSS)
 
 
-SUMS = {
-    "psum": lambda v: lax.psum(v, "i"),
-    "pmean": lambda v: lax.pmean(v, "i") * N,
-    "gathered": lambda v: lax.all_gather(v, "i").sum(),
-    "gathered, by a dot": lambda v: jnp.ones(N) @ lax.all_gather(v, "i"),
-    "exchanged": lambda v: lax.all_to_all(jnp.broadcast_to(v, (N,)), "i", 0, 0).sum(),
-    "scattered": scattered_and_gathered,
-    "permuted": lambda v: lax.psum(lax.ppermute(v, "i", RING), "i"),
-    "by groups": by_groups,
-    "a ring": around_the_ring,
-    "mean of the sum": lambda v: lax.pmean(lax.psum(v, "i"), "i"),
-    "sum of the sum": lambda v: lax.psum(lax.psum(v, "i"), "i") / N,
-    "scaled first": lambda v: lax.psum(v * 4.0, "i") / 4,
-    "of a sum of products": lambda v: jax.jit(lambda a, b: lax.psum(a * b, "i"))(v, 2.0) / 2,
-}
+SUMS = expressions(
+    """
+psum: lax.psum(v, "i")
+pmean: lax.pmean(v, "i") * N
+gathered: lax.all_gather(v, "i").sum()
+gathered, by a dot: jnp.ones(N) @ lax.all_gather(v, "i")
+exchanged: lax.all_to_all(jnp.broadcast_to(v, (N,)), "i", 0, 0).sum()
+scattered: scattered_and_gathered(v)
+permuted: lax.psum(lax.ppermute(v, "i", RING), "i")
+by groups: by_groups(v)
+a ring: around_the_ring(v)
+mean of the sum: lax.pmean(lax.psum(v, "i"), "i")
+sum of the sum: lax.psum(lax.psum(v, "i"), "i") / N
+scaled first: lax.psum(v * 4.0, "i") / 4
+of a sum of products: jax.jit(lambda a, b: lax.psum(a * b, "i"))(v, 2.0) / 2
+""",
+    "v",
+    globals(),
+)
 AROUND = {
     "": lambda total: total,
     "in a jit": jax.jit,
@@ -194,7 +199,10 @@ def test_a_cotangent_that_exists_once_beside_one_that_varies(rule, of_x, placeme
     """The elements' cotangents are 1, and so is the one of the total."""
     function = with_rule(product_and_total, rule)
     mapped = xmap(function, (["i"], []), (["i"], []), axis_resources=placement)
-    loss = lambda x, w: sum(map(jnp.sum, mapped(x, w)))
+
+    def loss(x, w):
+        return sum(map(jnp.sum, mapped(x, w)))
+
     with mesh():
         found = jax.grad(loss, argnums=(0, 1))(X, W)
     np.testing.assert_allclose(found[0], np.full(N, of_x * W))
@@ -331,29 +339,40 @@ DIVISIONS = [np.eye(N)[0], np.eye(N)[-1], np.full(N, 1 / N)]
 
 # -------------------------------------------------------------------- the generator
 
-LINEAR = {
-    "twice": lambda term: lambda ct, x, w: 2 * term(ct, x, w),
-    "times w": lambda term: lambda ct, x, w: w * term(ct, x, w),
-    "times x": lambda term: lambda ct, x, w: x * term(ct, x, w),
-    "less": lambda term: lambda ct, x, w: term(ct, x, w) - ct,
-    "jitted": lambda term: lambda ct, x, w: jax.jit(term)(ct, x, w),
-    "in a cond": lambda term: (
-        lambda ct, x, w: lax.cond(w < 5, term, lambda ct, x, w: 3 * term(ct, x, w), ct, x, w)
-    ),
-    "weighted": lambda term: lambda ct, x, w: jnp.arange(3.0) @ (jnp.ones(3) * term(ct, x, w)),
-}
+LINEAR = expressions(
+    """
+twice: 2 * term(ct, x, w)
+times w: w * term(ct, x, w)
+times x: x * term(ct, x, w)
+less: term(ct, x, w) - ct
+jitted: jax.jit(term)(ct, x, w)
+in a cond: lax.cond(w < 5, term, lambda ct, x, w: 3 * term(ct, x, w), ct, x, w)
+weighted: jnp.arange(3.0) @ (jnp.ones(3) * term(ct, x, w))
+""",
+    "term, ct, x, w",
+    globals(),
+)
+
+
+def summed(total, term, ct, x, w):
+    return total(term(ct, x, w))
+
+
+# The oracle has no loops, and jax.vmap no groups.
 ANY_SUM = {
-    name: functools.partial(lambda total, term: lambda ct, x, w: total(term(ct, x, w)), total)
+    name: functools.partial(summed, total)
     for name, total in SUMS.items()
-    if name not in ("a ring", "by groups")  # the oracle has no loops, and jax.vmap no groups
+    if name not in ("a ring", "by groups")
 }
-PERMUTED = {
-    "moved": lambda term: lambda ct, x, w: lax.ppermute(term(ct, x, w), "i", RING),
-    "one of all": lambda term: lambda ct, x, w: lax.all_gather(term(ct, x, w), "i")[3],
-    "moved and added": lambda term: (
-        lambda ct, x, w: term(ct, x, w) + lax.ppermute(term(ct, x, w), "i", RING)
-    ),
-}
+PERMUTED = expressions(
+    """
+moved: lax.ppermute(term(ct, x, w), "i", RING)
+one of all: lax.all_gather(term(ct, x, w), "i")[3]
+moved and added: term(ct, x, w) + lax.ppermute(term(ct, x, w), "i", RING)
+""",
+    "term, ct, x, w",
+    globals(),
+)
 
 
 def drawn_term(draw, depth):
@@ -361,15 +380,13 @@ def drawn_term(draw, depth):
     if depth == 0:
         return "ct", lambda ct, x, w: ct
     if draw.random() < 0.2:
-        (left, f), (right, g) = (
-            drawn_term(draw, depth - 1),
-            drawn_term(draw, depth - 2 if depth > 1 else 0),
-        )
+        left, f = drawn_term(draw, depth - 1)
+        right, g = drawn_term(draw, depth - 2 if depth > 1 else 0)
         return f"({left} + {right})", lambda ct, x, w: f(ct, x, w) + g(ct, x, w)
     kind = draw.choices([LINEAR, ANY_SUM, PERMUTED], [5, 5, 1])[0]
     name = draw.choice(sorted(kind))
     inner, term = drawn_term(draw, depth - 1)
-    return f"{name}({inner})", kind[name](term)
+    return f"{name}({inner})", functools.partial(kind[name], term)
 
 
 def drawn_rule(seed):

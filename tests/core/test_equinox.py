@@ -81,7 +81,9 @@ def root_find(x, w):
 
 
 def least_squares(x, w):
-    residuals = lambda y, a: jnp.stack([y - a, y**2 - w])
+    def residuals(y, a):
+        return jnp.stack([y - a, y**2 - w])
+
     solver = optimistix.LevenbergMarquardt(1e-4, 1e-4)
     return optimistix.least_squares(residuals, solver, jnp.ones(()), args=x).value
 
@@ -133,8 +135,12 @@ USES = {
 
 
 def check(name, use, resources):
-    vmapped = lambda body: jax.vmap(body, (0, None))
-    xmapped = lambda body: xmap(body, (["i"], {}), ["i", ...], axis_resources=resources)
+    def vmapped(body):
+        return jax.vmap(body, (0, None))
+
+    def xmapped(body):
+        return xmap(body, (["i"], {}), ["i", ...], axis_resources=resources)
+
     want = jax.jit(USES[use](BODIES[name], vmapped))(X, W)
     with placements.mesh42():
         found = jax.jit(USES[use](BODIES[name], xmapped))(X, W)
@@ -186,7 +192,10 @@ def test_an_error_is_raised_if_the_predicate_of_any_element_is_true(resources):
 @pytest.mark.parametrize("refuses", [eqxi.nonbatchable, eqxi.nontraceable])
 def test_what_cannot_be_batched_is_refused_wherever_it_lies(refuses, resources):
     """A value that does not vary is none of it."""
-    mapped = lambda body: xmap(body, (["i"], {}), ["i"], axis_resources=resources)
+
+    def mapped(body):
+        return xmap(body, (["i"], {}), ["i"], axis_resources=resources)
+
     with placements.mesh42():
         np.testing.assert_allclose(mapped(lambda x, w: x * refuses(w))(X, W), X * W)
         with pytest.raises((ValueError, RuntimeError), match="batch"):
@@ -196,9 +205,15 @@ def test_what_cannot_be_batched_is_refused_wherever_it_lies(refuses, resources):
 @pytest.mark.parametrize("resources", RESOURCES, ids=IDS)
 def test_a_reduction_that_is_written_for_vmap_is_one_over_all_axes(resources):
     """Also over those of an xmap, or a vmap, around it."""
-    body = lambda x: jnp.where(eqxi.unvmap_any(x > 13), x, -x)
+
+    def body(x):
+        return jnp.where(eqxi.unvmap_any(x > 13), x, -x)
+
     x = np.arange(16, dtype=np.float32).reshape(8, 2)
-    inner = lambda row: xmap(body, ["j"], ["j"])(row)
+
+    def inner(row):
+        return xmap(body, ["j"], ["j"])(row)
+
     outer = xmap(inner, ["i", ...], ["i", ...], axis_resources=resources)
     columns = jax.vmap(xmap(body, ["i"], ["i"], axis_resources=resources), 1, 1)
     with placements.mesh42():

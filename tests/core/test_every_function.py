@@ -88,7 +88,11 @@ def test_each_public_function_is_listed():
     assert len(LISTED.keys() & public_functions()) > 900
 
 
-@pytest.mark.parametrize("part", range(4))
+# What they find changes with JAX only.
+SLOW = [] if newest.IS_NEWER else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize("part", [pytest.param(part, marks=SLOW) for part in range(4)])
 def test_each_primitive_that_a_function_binds_has_a_case(part):
     functions = {n: f for n, f in public_functions().items() if LISTED.get(n, "-") != "-"}
     unknown = {}

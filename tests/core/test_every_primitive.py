@@ -7,16 +7,17 @@ called for each element; for collectives it is ``jax.vmap`` with an axis name, w
 
 from functools import cache, partial
 from operator import itemgetter
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import newest
 import numpy as np
 import pytest
+from equations import equations
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import primitives
+from tables import expressions
 
 from xmap_compat import xmap
 
@@ -43,20 +44,18 @@ def inputs(rng):
     }
 
 
-def expressions(text):
-    """Cases of lines such as ``dot_general: A @ f[:4]``: functions of the fields of `inputs`."""
-    pairs = [line.split(": ", 1) for line in text.strip().splitlines()]
-    return {name: case(expression) for name, expression in pairs}
+FIELDS = "f, g, A, z, n, m, at, p, key, seed, raw"
 
 
-def case(expression):
-    code = compile(expression, expression, "eval")
-    return lambda fields: eval(code, {**globals(), **vars(fields)})
+def cases(text):
+    """Functions of the fields of `inputs`, of lines such as ``dot_general: A @ f[:4]``."""
+    return expressions(text, FIELDS, globals())
 
 
 def each(names, expression):
     """A case for each name, which stands for ``{}`` in the expression."""
-    return {name: case(expression.format(name)) for name in names.split()}
+    lines = [f"{name}: {expression.format(name)}" for name in names.split()]
+    return cases("\n".join(lines))
 
 
 def window(init, function, x):
@@ -125,7 +124,7 @@ BINARY = (
     "add atan2 div eq ge gt igamma igamma_grad_a igammac le lt max min mul ne nextafter pow rem sub"
 )
 INTEGERS = "shift_left shift_right_arithmetic shift_right_logical"
-OF_FIELDS = expressions("""
+OF_FIELDS = cases("""
 not: lax.bitwise_not(n)
 acosh: lax.acosh(f + 1)
 add_any: jax.grad(lambda x: jnp.sum(jnp.sin(x) * x))(f)
@@ -227,7 +226,7 @@ CASES = {
     **each("eq_to le_to lt_to", "primitives.{}_p.bind(f, g)"),
     **OF_FIELDS,
 }
-COLLECTIVES = expressions("""
+COLLECTIVES = cases("""
 all_gather: lax.all_gather(f, "i")
 all_to_all: lax.all_to_all(f, "i", 0, 0)
 axis_index: lax.axis_index("i")
@@ -237,7 +236,7 @@ ppermute: lax.ppermute(f, "i", [(k, (k + 3) % N) for k in range(N)])
 psum: lax.psum(f, "i")
 """)
 # Of primitives that public functions bind, though the list of `jax.extend` has them not.
-OF_FUNCTIONS = expressions("""
+OF_FUNCTIONS = cases("""
 call_hi_primitive: jnp.searchsorted(f, g)
 dce_sink: (lax.dce_sink(f), g)[1]
 geqrf: jnp.linalg.qr(A, mode="raw")
@@ -271,23 +270,13 @@ CASES = {name: CASES[name] for name in CASES if name in PRESENT}
 COLLECTIVES = {name: COLLECTIVES[name] for name in COLLECTIVES if name in PRESENT}
 
 
-def is_program(value):
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
-
-
 def bound(program):
     """The names of the primitives that a program binds, in the programs inside it too."""
-    names = set()
-    for eqn in getattr(program, "jaxpr", program).eqns:
-        names.add(eqn.primitive.name)
-        values = jax.tree.leaves(list(eqn.params.values()), is_leaf=is_program)
-        for inner in filter(is_program, values):
-            names |= bound(inner)
-    return names
+    return {eqn.primitive.name for eqn, _ in equations(program)}
 
 
 def results(cases, fields):
-    return {name: case(SimpleNamespace(**fields)) for name, case in cases.items()}
+    return {name: case(**fields) for name, case in cases.items()}
 
 
 def one_element(k):
@@ -417,7 +406,7 @@ def total(values):
 
 
 def of_floats(case, floats, others):
-    return total(case(SimpleNamespace(**floats, **others)))
+    return total(case(**floats, **others))
 
 
 @cache

@@ -50,6 +50,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_entered_when_python_ends_is_silent(way):
     program = f"{PROGRAM}    {WAYS[way].strip()}\nprint('end')"

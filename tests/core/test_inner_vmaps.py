@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-import xmap_compat
-from xmap_compat import pdot, xmap
+from xmap_compat import xmap
 
 SIZE_I, SIZE_J, SIZE_K, BATCH = 4, 2, 3, 2
 GROUPS = [[0, 2], [3, 1]]
@@ -21,71 +20,66 @@ ROTATION, PARTIAL = [(0, 1), (1, 3), (3, 2), (2, 0)], [(0, 1), (2, 0)]
 
 def scatters():
     for at in range(3):
-        for options in ({}, {"axis_index_groups": GROUPS}):
-            yield lambda z, at=at, o=options: lax.psum_scatter(
-                z, "i", scatter_dimension=at, tiled=True, **o
-            )
-            yield lambda z, at=at, o=options: lax.psum_scatter(
-                _of_group(z, at, o), "i", scatter_dimension=at, **o
-            )
+        of_group = f"lax.slice_in_dim(z, 0, 2, axis={at})"
+        for z, groups in [("z", "None"), (of_group, "GROUPS")]:
+            options = f"scatter_dimension={at}, axis_index_groups={groups}"
+            yield f"lax.psum_scatter(z, 'i', tiled=True, {options})"
+            yield f"lax.psum_scatter({z}, 'i', {options})"
 
 
 def gathers():
     for at in range(3):
-        for groups in (None, GROUPS):
+        for groups in ("None", "GROUPS"):
             for tiled in (True, False):
-                options = {"tiled": tiled, "axis_index_groups": groups}
-                yield lambda z, at=at, o=options: lax.all_gather(z, "i", axis=at, **o)
-        yield lambda z, at=at: lax.all_gather(z, ("j", "i"), axis=at)
+                options = f"axis={at}, tiled={tiled}, axis_index_groups={groups}"
+                yield f"lax.all_gather(z, 'i', {options})"
+        yield f"lax.all_gather(z, ('j', 'i'), axis={at})"
 
 
 def exchanges():
     for split in range(3):
         for concat in range(3):
             for tiled in (True, False):
-                yield lambda z, s=split, c=concat, t=tiled: lax.all_to_all(z, "i", s, c, tiled=t)
+                yield f"lax.all_to_all(z, 'i', {split}, {concat}, tiled={tiled})"
 
 
 def reductions():
-    for reduce in (lax.psum, lax.pmax, lax.pmin):
+    for name in ("psum", "pmax", "pmin"):
         for axes in ("i", ("j", "i"), ("i", 1)):
-            yield lambda z, f=reduce, axes=axes: f(z, axes)
-        yield lambda z, f=reduce: f(z, "i", axis_index_groups=GROUPS)
-    yield lambda z: lax.pmean(z, ("i", "j"))
+            yield f"lax.{name}(z, {axes!r})"
+        yield f"lax.{name}(z, 'i', axis_index_groups=GROUPS)"
+    yield "lax.pmean(z, ('i', 'j'))"
 
 
-def moves():
-    for perm in (ROTATION, PARTIAL):
-        yield lambda z, perm=perm: lax.ppermute(z, "i", perm)
-    yield lambda z: lax.ppermute(z, ("j", "i"), [(0, 5), (5, 0), (1, 2)])
-    yield lambda z: lax.pshuffle(z, "i", [2, 0, 3, 1])
-    yield lambda z: lax.pbroadcast(z, "i", 2)
-    yield lambda z: lax.axis_index("i") + z
+MOVES = [
+    "lax.ppermute(z, 'i', ROTATION)",
+    "lax.ppermute(z, 'i', PARTIAL)",
+    "lax.ppermute(z, ('j', 'i'), [(0, 5), (5, 0), (1, 2)])",
+    "lax.pshuffle(z, 'i', [2, 0, 3, 1])",
+    "lax.pbroadcast(z, 'i', 2)",
+    "lax.axis_index('i') + z",
+]
+CONTRACTIONS = [
+    "lax.pdot(z, z, 'i', pos_contract=((1,), (0,)))",
+    "lax.pdot(z, jnp.sin(z), ('i', 'j'), pos_contract=((1,), (1,)), pos_batch=((0,), (0,)))",
+    "lax.pgather(z, jnp.array([1, 3, 0]), ('i', 1))",
+    "jnp.sum(z, axis=('i', 1))",
+    "jax.nn.softmax(z, axis='i')",
+]
 
 
-def contractions():
-    yield lambda z: pdot(z, z, "i", pos_contract=((1,), (0,)))
-    yield lambda z: pdot(
-        z, jnp.sin(z), ("i", "j"), pos_contract=((1,), (1,)), pos_batch=((0,), (0,))
-    )
-    yield lambda z: xmap_compat.lax.pgather(z, jnp.array([1, 3, 0]), ("i", 1))
-    yield lambda z: jnp.sum(z, axis=("i", 1))
-    yield lambda z: jax.nn.softmax(z, axis="i")
+def functions(texts):
+    return [eval(f"lambda z: {text}", globals()) for text in texts]
 
 
 FAMILIES = {
-    "psum_scatter": scatters,
-    "all_gather": gathers,
-    "all_to_all": exchanges,
-    "reductions": reductions,
-    "moves": moves,
-    "contractions": contractions,
+    "psum_scatter": functions(scatters()),
+    "all_gather": functions(gathers()),
+    "all_to_all": functions(exchanges()),
+    "reductions": functions(reductions()),
+    "moves": functions(MOVES),
+    "contractions": functions(CONTRACTIONS),
 }
-
-
-def _of_group(z, at, options):
-    """An operand whose dimension has as many elements as a group."""
-    return lax.slice_in_dim(z, 0, len(GROUPS[0]), axis=at) if options else z
 
 
 def operand(batch_at):
@@ -107,8 +101,11 @@ def everywhere(collective, u, batch_at):
 @pytest.mark.parametrize("batch_at", range(4))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_vmapped_collective_equals_a_loop_over_the_slices(family, batch_at):
-    collectives = list(FAMILIES[family]())
-    body = lambda u: [everywhere(collective, u, batch_at) for collective in collectives]
+    collectives = FAMILIES[family]
+
+    def body(u):
+        return [everywhere(collective, u, batch_at) for collective in collectives]
+
     for looped, vmapped in xmap(body, ["i", "j", ...], ["i", "j", ...])(operand(batch_at)):
         for result in vmapped:
             np.testing.assert_allclose(result, looped, rtol=1e-4, atol=1e-5)
@@ -119,11 +116,17 @@ def test_gradients_of_vmapped_collectives_equal_those_of_a_loop(family):
     batch_at = 2
 
     def slopes(collective, u):
-        loss = lambda out: jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape))
-        looped = lambda u: loss(everywhere(collective, u, batch_at)[0])
+        def loss(out):
+            return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+
+        def looped(u):
+            return loss(everywhere(collective, u, batch_at)[0])
+
         return jax.grad(looped)(u), jax.grad(lambda u: loss(jax.vmap(collective, batch_at)(u)))(u)
 
-    body = lambda u: [slopes(collective, u) for collective in FAMILIES[family]()]
+    def body(u):
+        return [slopes(collective, u) for collective in FAMILIES[family]]
+
     for expected, result in xmap(body, ["i", "j", ...], ["i", "j", ...])(operand(batch_at)):
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
@@ -134,28 +137,30 @@ def test_gradients_of_vmapped_collectives_equal_those_of_a_loop(family):
 def over_bound_axis(names):
     """Collectives that JAX (to 0.12) can vmap over the vmap's own axis."""
     count = SIZE_K if names == "k" else SIZE_K * SIZE_I
-    yield lambda z: lax.psum(z, names)
-    yield lambda z: lax.pmax(z, names)
-    yield lambda z: lax.axis_index(names) + z
-    yield lambda z: lax.all_to_all(z[:count], names, 0, 1)
-    yield lambda z: lax.all_to_all(z[:, :count], names, 1, 0, tiled=True)
-    yield lambda z: pdot(z, z, names, pos_contract=((1,), (0,)))
-    if names == "k":
-        perm = [(s, (5 * s + 1) % count) for s in range(count)]
-        yield lambda z: lax.ppermute(z, names, perm)
-        yield lambda z: lax.pshuffle(z, names, [d for _, d in perm])
-        for at, tiled in ((0, False), (1, True)):
-            yield lambda z, at=at, t=tiled: lax.all_gather(z, names, axis=at, tiled=t)
-            yield lambda z, at=at, t=tiled: lax.psum_scatter(
-                lax.slice_in_dim(z, 0, count, axis=at), names, scatter_dimension=at, tiled=t
-            )
+    yield f"lax.psum(z, {names!r})"
+    yield f"lax.pmax(z, {names!r})"
+    yield f"lax.axis_index({names!r}) + z"
+    yield f"lax.all_to_all(z[:{count}], {names!r}, 0, 1)"
+    yield f"lax.all_to_all(z[:, :{count}], {names!r}, 1, 0, tiled=True)"
+    yield f"lax.pdot(z, z, {names!r}, pos_contract=((1,), (0,)))"
+    if names != "k":
+        return
+    yield "lax.ppermute(z, 'k', [(0, 1), (1, 0), (2, 2)])"
+    yield "lax.pshuffle(z, 'k', [1, 0, 2])"
+    for at, tiled in ((0, False), (1, True)):
+        part = f"lax.slice_in_dim(z, 0, {count}, axis={at})"
+        yield f"lax.all_gather(z, 'k', axis={at}, tiled={tiled})"
+        yield f"lax.psum_scatter({part}, 'k', scatter_dimension={at}, tiled={tiled})"
 
 
 @pytest.mark.parametrize("names", ["k", ("k", "i"), ("i", "k")], ids=str)
 def test_a_collective_over_the_axis_of_a_vmap_equals_one_over_an_axis_of_the_xmap(names):
-    collectives = list(over_bound_axis(names))
+    collectives = functions(over_bound_axis(names))
     x = np.random.default_rng(4).normal(size=(SIZE_I, SIZE_K, 12, 12)).astype(np.float32)
-    together = lambda z: [collective(z) for collective in collectives]
+
+    def together(z):
+        return [collective(z) for collective in collectives]
+
     expected = xmap(together, ["i", "k", ...], ["i", "k", ...])(x)
     for at in range(3):
         vmapped = xmap(
@@ -202,7 +207,10 @@ def test_a_vmapped_psum_scatter_is_right_under_every_assignment(shape, resources
 def test_what_jax_made_of_a_jitted_function_outside_is_not_used_inside():
     """JAX's cache would give a body the jitted function that JAX's own rule has vmapped, with another result."""
     scatter = jax.jit(lambda z: lax.psum_scatter(z, "i"))
-    columns = lambda u: jax.vmap(scatter, in_axes=1)(u)
+
+    def columns(u):
+        return jax.vmap(scatter, in_axes=1)(u)
+
     x = np.random.default_rng(0).normal(size=(4, 4, 4, 4, 4)).astype(np.float32)
     jax.vmap(columns, axis_name="i")(x)
     np.testing.assert_allclose(

@@ -24,6 +24,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tables import expressions
 
 from xmap_compat import Xmapped, mesh, xmap
 
@@ -287,19 +288,23 @@ def test_pickle_refuses_what_it_refuses_without_xmap():
 # ------------------------------------------------------------------ what takes the result
 
 # What JAX takes a jitted function for, beside the transformations of test_transformations.py.
-TAKEN = {
-    "jit, donated": lambda f: jax.jit(f, donate_argnums=0)(X + 0),
-    "eval_shape": lambda f: CENTRED + np.zeros(jax.eval_shape(f, X).shape),
-    "its own eval_shape": lambda f: CENTRED + np.zeros(f.eval_shape(X).shape),
-    "lower": lambda f: f.lower(X).compile()(X),
-    "trace": lambda f: f.trace(X).lower().compile()(X),
-    "make_jaxpr": lambda f: jaxpr_as_fun(jax.make_jaxpr(f)(X))(X)[0],
-    "named_call": lambda f: jax.named_call(f, name="f")(X),
-    "closure_convert": lambda f: jax.closure_convert(lambda v: f(v), X)[0](X),
-    "checkpoint": lambda f: jax.checkpoint(f)(X),
-    "partial": lambda f: functools.partial(f, X)(),
-    "map": lambda f: next(map(f, [X])),
-}
+TAKEN = expressions(
+    """
+jit, donated: jax.jit(f, donate_argnums=0)(X + 0)
+eval_shape: CENTRED + np.zeros(jax.eval_shape(f, X).shape)
+its own eval_shape: CENTRED + np.zeros(f.eval_shape(X).shape)
+lower: f.lower(X).compile()(X)
+trace: f.trace(X).lower().compile()(X)
+make_jaxpr: jaxpr_as_fun(jax.make_jaxpr(f)(X))(X)[0]
+named_call: jax.named_call(f, name="f")(X)
+closure_convert: jax.closure_convert(lambda v: f(v), X)[0](X)
+checkpoint: jax.checkpoint(f)(X)
+partial: functools.partial(f, X)()
+map: next(map(f, [X]))
+""",
+    "f",
+    {**globals(), "jaxpr_as_fun": jaxpr_as_fun},
+)
 
 
 @pytest.mark.parametrize("resources", [(), "x"], ids=str)
@@ -527,15 +532,19 @@ def test_a_carry_keeps_its_type(context):
 
 # ------------------------------------------------------------------- placement in bodies, and in types
 
-PLACING = {
-    "device_put": lambda v, sharding: jax.device_put(v, sharding),
-    "device_put of a tree": lambda v, sharding: jax.device_put({"v": v, "w": 2 * v}, sharding)["v"],
-    "with_sharding_constraint": lambda v, sharding: lax.with_sharding_constraint(v, sharding),
-    "a bare spec": lambda v, sharding: lax.with_sharding_constraint(v, sharding.spec),
-    "in_shardings": lambda v, sharding: jax.jit(lambda v: v, in_shardings=sharding)(v),
-    "out_shardings": lambda v, sharding: jax.jit(lambda v: v, out_shardings=sharding)(v),
-    "device_put to a device": lambda v, sharding: jax.device_put(v, jax.devices()[0]),
-}
+PLACING = expressions(
+    """
+device_put: jax.device_put(v, sharding)
+device_put of a tree: jax.device_put({"v": v, "w": 2 * v}, sharding)["v"]
+with_sharding_constraint: lax.with_sharding_constraint(v, sharding)
+a bare spec: lax.with_sharding_constraint(v, sharding.spec)
+in_shardings: jax.jit(lambda v: v, in_shardings=sharding)(v)
+out_shardings: jax.jit(lambda v: v, out_shardings=sharding)(v)
+device_put to a device: jax.device_put(v, jax.devices()[0])
+""",
+    "v, sharding",
+    globals(),
+)
 
 
 @pytest.mark.sampled

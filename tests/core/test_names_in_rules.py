@@ -21,9 +21,9 @@ PLACEMENTS = [{}, {"i": "x"}, {"i": "y"}, {"i": ("x", "y")}, {"i": SerialLoop(2)
 
 # What a rule does with the name of an axis.
 NAMING = {
-    "psum": lambda v, name: lax.psum(v, name),
-    "pmean": lambda v, name: lax.pmean(v, name),
-    "pmax": lambda v, name: lax.pmax(v, name),
+    "psum": lax.psum,
+    "pmean": lax.pmean,
+    "pmax": lax.pmax,
     "all_gather": lambda v, name: lax.all_gather(v, name).sum(),
     "ppermute": lambda v, name: lax.ppermute(v, name, [(0, 1)]),
     "axis_size": lambda v, name: v * lax.axis_size(name),
@@ -79,18 +79,26 @@ def batching(naming):
 
 
 def root(naming):
-    solve = lambda f, start: naming(-f(start))
+    def solve(f, start):
+        return naming(-f(start))
+
     return lambda x: lax.custom_root(lambda z: z - x, x * 0.0, solve, lambda f, b: b)
 
 
 def tangent_of_root(naming):
-    solve = lambda f, start: -f(start)
+    def solve(f, start):
+        return -f(start)
+
     return lambda x: lax.custom_root(lambda z: z - x, x * 0.0, solve, lambda f, b: naming(b))
 
 
 def solver(naming):
-    matrix = lambda z: z * 1.0
-    given = lambda _, b: b
+    def matrix(z):
+        return z * 1.0
+
+    def given(_, b):
+        return b
+
     return lambda x: lax.custom_linear_solve(matrix, x, given, lambda _, b: naming(b))
 
 
@@ -125,11 +133,15 @@ def run(function, how, placement):
         if how == "tangent":
             return jax.jvp(mapped, (X,), (X,))[1]
         if how == "gradient inside":
-            inside = lambda x: jax.grad(function)(x)
+
+            def inside(x):
+                return jax.grad(function)(x)
+
             return xmap(inside, ["i"], ["i"], axis_resources=placement)(X)
         return mapped(X)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("used", NAMING)
 @pytest.mark.parametrize(("rule", "how"), CASES, ids=lambda x: getattr(x, "__name__", x))
 def test_a_mesh_axis_in_a_rule_is_unbound(rule, how, used):
@@ -145,6 +157,7 @@ def test_a_mesh_axis_in_a_rule_is_unbound(rule, how, used):
     assert len(messages) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ["value", "gradient", "tangent"])
 @pytest.mark.parametrize("used", NAMING)
 def test_the_rule_of_a_custom_vmap_names_no_axis(how, used):
@@ -175,11 +188,17 @@ NOT_CALLING += [(tangent_of_root, "gradient"), (tangent_of_root, "tangent")]
 CALLING = [case for case in CASES if case not in NOT_CALLING]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("rule", "how"), CALLING, ids=lambda x: getattr(x, "__name__", x))
 def test_a_rule_may_call_an_xmap_over_a_mesh_axis(rule, how):
-    called = lambda u: six_times(u) / 6
+    def called(u):
+        return six_times(u) / 6
+
     function = rule(jax.vmap(called) if rule is batching else called)
-    nothing = lambda u: u
+
+    def nothing(u):
+        return u
+
     expected = run(rule(nothing), how, {})
     for placement in [{}, {"i": "y"}]:
         np.testing.assert_allclose(run(function, how, placement), expected, rtol=1e-6)
@@ -206,7 +225,10 @@ def test_axes_of_the_users_own_shard_map_are_no_secret():
     function = tangent(lambda t: t * lax.axis_size("x"))
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
     mapped = xmap(function, ["i"], ["i"], axis_resources={"i": "y"})
-    both = lambda x: jax.jvp(mapped, (x,), (x,))[1]
+
+    def both(x):
+        return jax.jvp(mapped, (x,), (x,))[1]
+
     with mesh:
         found = jax.shard_map(both, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"))(X)
     np.testing.assert_array_equal(found, 4 * X)

@@ -83,7 +83,7 @@ MOST_NEEDED, MOST = 7, 25
 TEXTS = {
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
     "core.notes": 3,  # notes on errors of JAX and NumPy
-    "tools.leave.helper.named_axes": 2,  # jax.vmap has no type for a result that is mapped after all
+    "tools.leave.helper.named_axes": 1,  # jax.vmap has no type for a result that is mapped after all
     "xmapped": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
 }
 
@@ -356,9 +356,11 @@ def holders():
 
     seen = jex_core.Primitive("seen")
     seen.def_abstract_eval(lambda x: x)
-    batching.fancy_primitive_batchers[seen] = lambda axis_data, xs, dims: keep(
-        "axis_data", axis_data, (seen.bind(*xs), *dims)
-    )
+
+    def batched(axis_data, xs, dims):
+        return keep("axis_data", axis_data, (seen.bind(*xs), *dims))
+
+    batching.fancy_primitive_batchers[seen] = batched
     mlir.register_lowering(seen, lambda ctx, x: keep("ctx", ctx, [x]))
     jax.jit(jax.vmap(seen.bind)).lower(np.ones(2))
     for transformed in (jax.make_jaxpr, jax.vmap, jax.grad):

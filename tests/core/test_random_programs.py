@@ -50,7 +50,10 @@ def run(program, assignment, call):
 def differences(got, want):
     """The largest difference of each result, on the scale of the result."""
     assert [np.shape(g) for g in got] == [np.shape(w) for w in want]
-    scale = lambda w: 1 + np.max(np.abs(w), initial=0)
+
+    def scale(w):
+        return 1 + np.max(np.abs(w), initial=0)
+
     return [
         np.max(np.abs(np.asarray(g) - np.asarray(w)), initial=0) / scale(w)
         for g, w in zip(got, want)
@@ -99,10 +102,13 @@ def batched(function, arrays):
 def scanned(function, arrays):
     """In the second turn of a scan, and in a branch."""
     pairs = [np.stack([a * 0, a]) for a in arrays]
-    body = lambda carry, rows: (
-        None,
-        jax.lax.cond(True, lambda rs: function(*rs), lambda rs: function(*rs), rows),
-    )
+
+    def body(carry, rows):
+        return (
+            None,
+            jax.lax.cond(True, lambda rs: function(*rs), lambda rs: function(*rs), rows),
+        )
+
     return [r[1] for r in jax.lax.scan(body, None, pairs)[1]]
 
 
@@ -204,9 +210,15 @@ def second(loss, floats):
 
 def check_derivative(data, program, derivative):
     assignment = data.draw(assignments(program))
-    take = lambda f: derivative(*functional(program, f))
+
+    def take(f):
+        return derivative(*functional(program, f))
+
     got = run(program, assignment, take)
-    modelled = lambda arrays: derivative(functional(program, program.modelled(jnp))[0], arrays)
+
+    def modelled(arrays):
+        return derivative(functional(program, program.modelled(jnp))[0], arrays)
+
     floats = functional(program, None)[1]
     reference = jax.jit(modelled)
     want = reference(floats)

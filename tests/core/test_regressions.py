@@ -15,8 +15,12 @@ from jax import lax
 from jax.experimental.ode import odeint
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from tables import expressions
 
 from xmap_compat import Mesh, SerialLoop, xmap
+from xmap_compat.core.device import DeviceView
+from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
+from xmap_compat.core.placement import Placement
 
 N = 8
 PLACEMENTS = {
@@ -114,26 +118,36 @@ def test_typed_keys_are_exchanged(mesh42, resources, named, out_axes, positional
 # ------------------------------------------------------------------ arguments of collectives
 
 
-LITERALS = {
-    "all_gather": (lambda: lax.all_gather(2.5, "a").sum(), 2.5 * N),
-    "pmax": (lambda: lax.pmax(3, "a"), 3),
-    "pmin": (lambda: lax.pmin(2.5, "a"), 2.5),
-    "pmean": (lambda: lax.pmean(2.5, "a"), 2.5),
-    "psum": (lambda: lax.psum(2.5, "a"), 2.5 * N),
-    "ppermute": (lambda: lax.ppermute(2.5, "a", [(i, i) for i in range(N)]), 2.5),
-    "psum_scatter": (lambda: lax.psum_scatter(np.ones(N, np.float32), "a"), N),
-    "max": (lambda: jnp.max(3.0, axis="a"), 3),
-    "sum": (lambda: jnp.sum(3.0, axis="a"), 3 * N),
-}
+LITERALS = expressions(
+    """
+all_gather: lax.all_gather(2.5, "a").sum()
+pmax: lax.pmax(3, "a")
+pmin: lax.pmin(2.5, "a")
+pmean: lax.pmean(2.5, "a")
+psum: lax.psum(2.5, "a")
+ppermute: lax.ppermute(2.5, "a", [(i, i) for i in range(N)])
+psum_scatter: lax.psum_scatter(np.ones(N, np.float32), "a")
+max: jnp.max(3.0, axis="a")
+sum: jnp.sum(3.0, axis="a")
+""",
+    "",
+    globals(),
+)
+OF_LITERALS = {"all_gather": 2.5 * N, "psum": 2.5 * N, "psum_scatter": N, "sum": 3 * N}
+OF_LITERALS |= {"pmax": 3, "max": 3} | dict.fromkeys(["pmin", "pmean", "ppermute"], 2.5)
 
 
 @over_placements
-@pytest.mark.parametrize("named, expected", LITERALS.values(), ids=LITERALS)
-def test_collectives_of_literals(mesh42, resources, named, expected):
+@pytest.mark.parametrize("name", LITERALS)
+def test_collectives_of_literals(mesh42, resources, name):
+    def body(v):
+        return LITERALS[name](), v * LITERALS[name]()
+
     with mesh42:
-        f = xmap(lambda v: (named(), v * named()), ["a"], (["a"], ["a"]), axis_resources=resources)
+        f = xmap(body, ["a"], (["a"], ["a"]), axis_resources=resources)
         actual = f(np.ones(N, np.float32))
-    assert_close(actual, (np.full(N, expected), np.full(N, expected)))
+    expected = np.full(N, OF_LITERALS[name])
+    assert_close(actual, (expected, expected))
 
 
 @over_placements
@@ -161,6 +175,19 @@ def test_of_empty_arguments_there_may_be_full_results(mesh42, resources, shape):
     assert_close(
         results, (np.arange(5), np.ones(shape[0]), np.zeros(()), np.full((shape[0], 2), 3))
     )
+
+
+def test_a_repeated_call_is_evaluated_for_the_names_that_its_evaluator_knows():
+    """The evaluator of a backward rule knows one more than that of the body."""
+    jaxpr = jax.make_jaxpr(lambda v: v * 2)(1.0)
+    calls = RepeatedCalls(jaxpr)
+    view = DeviceView({"a": Placement("a", N)})
+
+    def function(known):
+        return calls.function(Evaluator(known, None, None, calls, {}), jaxpr, "f")
+
+    assert function(view) is function(view)
+    assert function(view) is not function(DeviceView({**view.placements}))
 
 
 # ---------------------------------------------------------------- around and inside others

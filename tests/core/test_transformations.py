@@ -187,7 +187,28 @@ def pure_callbacks(x, u, w):
     )
 
 
-LOCAL = (vmaps, shapes_and_jaxprs, custom_vmaps, pure_callbacks, pallas_kernels, ffi_call)
+def rules_that_close_over_named_values(x, u, w):
+    """Their functions close over the named value u; differentiated inside of the body only, as jit demands."""
+    forward = jax.custom_jvp(lambda v: v * u)
+    forward.defjvp(lambda primals, tangents: (forward(*primals), tangents[0] * 7 * u))
+    backward = jax.custom_vjp(lambda v: v * u)
+    backward.defvjp(lambda v: (v * u, None), lambda _, ct: (ct * 3 * u,))
+
+    def loss(v):
+        return (forward(v) * backward(v) * w).sum()
+
+    return jax.value_and_grad(loss)(x), jax.grad(loss)(w)
+
+
+LOCAL = (
+    vmaps,
+    shapes_and_jaxprs,
+    custom_vmaps,
+    pure_callbacks,
+    pallas_kernels,
+    ffi_call,
+    rules_that_close_over_named_values,
+)
 NAMED = (named_pullbacks_and_pushforwards, named_jacobians, named_jaxpr)
 
 
@@ -480,28 +501,6 @@ def check_rules(programs, placement):
 @pytest.mark.parametrize("family", RULES)
 def test_custom_rules(family, placement):
     check_rules(RULES[family], placement)
-
-
-def rules_that_close_over_named_values(x, u, w):
-    """Their functions close over the named value u; differentiated inside of the body only, as jit demands."""
-    forward = jax.custom_jvp(lambda v: v * u)
-    forward.defjvp(lambda primals, tangents: (forward(*primals), tangents[0] * 7 * u))
-    backward = jax.custom_vjp(lambda v: v * u)
-    backward.defvjp(lambda v: (v * u, None), lambda _, ct: (ct * 3 * u,))
-
-    def loss(v):
-        return (forward(v) * backward(v) * w).sum()
-
-    return jax.value_and_grad(loss)(x), jax.grad(loss)(w)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
-def test_custom_rules_that_close_over_named_values(placement):
-    a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
-    with mesh42():
-        result = xmapped(resources)(rules_that_close_over_named_values)(*arguments(a, b))
-    assert_same(result, jax.jit(vmapped(rules_that_close_over_named_values))(*arguments(a, b)))
 
 
 # ------------------------------------------------------------------------------- nested xmap

@@ -207,7 +207,10 @@ class Call:
         leaves = [model.enter(spec, np.asarray(leaf)) for spec, leaf in pairs]
         if is_list_of_specs(self.out_axes) and isinstance(self.results, tuple):
             out_specs = tuple(out_specs)
-        is_expression = lambda x: isinstance(x, (Leaf, Total, Index, Constant))
+
+        def is_expression(x):
+            return isinstance(x, (Leaf, Total, Index, Constant))
+
         outs = iter(
             [
                 model.leave(s, model.compute(e, leaves))

@@ -124,7 +124,9 @@ class Model:
             return jax.vmap(function, in_axes)
 
         def each(*args):
-            pick = lambda k: [a if axis is None else a[k] for a, axis in zip(args, in_axes)]
+            def pick(k):
+                return [a if axis is None else a[k] for a, axis in zip(args, in_axes)]
+
             return np.stack([np.asarray(function(*pick(k))) for k in range(size)])
 
         return each
@@ -165,7 +167,10 @@ class Model:
 
     def namespace(self):
         """What stands for the modules in the source of a program."""
-        pick = lambda names: SimpleNamespace(**{n: getattr(self, n) for n in names.split()})
+
+        def pick(names):
+            return SimpleNamespace(**{n: getattr(self, n) for n in names.split()})
+
         transformations = pick("vmap grad jvp jit checkpoint custom_vjp custom_jvp")
         return {
             "jax": SimpleNamespace(nn=pick("logsumexp softmax"), **vars(transformations)),
@@ -229,14 +234,18 @@ class Model:
         return Named(self, gather(list(data), len(kept) + axis, tiled, self.xp)[0], kept)
 
     def all_to_all(self, x, names, split_axis, concat_axis, tiled=False):
-        definition = lambda parts, split, concat: exchange(parts, split, concat, tiled, self.xp)
+        def definition(parts, split, concat):
+            return exchange(parts, split, concat, tiled, self.xp)
+
         return self._spmd(definition, x, names, split_axis, concat_axis)
 
     def pswapaxes(self, x, name, axis):
         return self.all_to_all(x, name, axis, axis)
 
     def psum_scatter(self, x, names, scatter_dimension=0, tiled=False):
-        definition = lambda parts, dimension: scatter_sum(parts, dimension, tiled, self.xp)
+        def definition(parts, dimension):
+            return scatter_sum(parts, dimension, tiled, self.xp)
+
         return self._spmd(definition, x, names, scatter_dimension)
 
     def pdot(self, x, y, names, pos_contract=((), ()), pos_batch=((), ())):
@@ -299,7 +308,10 @@ class Model:
 
     def fori_loop(self, lower, upper, body, carry):
         if isinstance(upper, Named):
-            step = lambda state: (state[0] + 1, body(*state))
+
+            def step(state):
+                return (state[0] + 1, body(*state))
+
             return self.while_loop(lambda state: state[0] < upper, step, (lower, carry))[1]
         for k in range(lower, upper):
             carry = body(k, carry)
@@ -395,7 +407,10 @@ class Model:
                 return result.data
 
             data = [jnp.asarray(self.expanded(v, names), jnp.float32) for v in (x, t)]
-            push = lambda x, t: jax.jvp(on_data, (x,), (t,))
+
+            def push(x, t):
+                return jax.jvp(on_data, (x,), (t,))
+
             traced = any(isinstance(d, jax.core.Tracer) for d in data)
             pair = push(*data) if traced else jax.jit(push)(*data)
         return tuple(Named(self, self.xp.asarray(d), *layout) for d in pair)
@@ -502,9 +517,15 @@ class CustomRule:
         if model.xp is np:
             return self.function(x)
         names = x.names
-        wrap = lambda data: Named(model, data, names)
+
+        def wrap(data):
+            return Named(model, data, names)
+
         result = self.function(x)
-        layout = lambda value: model.expanded(value, result.names)
+
+        def layout(value):
+            return model.expanded(value, result.names)
+
         sizes = dict(model.sizes)
 
         if hasattr(self, "rule"):

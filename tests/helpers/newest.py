@@ -14,10 +14,13 @@ def numbers(version):
     return tuple(map(int, re.findall(r"\d+", version.partition("dev")[0])))
 
 
+IS_NEWER = numbers(jax.__version__) > numbers(TESTED)
+
+
 def assert_empty(unlisted, what):
     """Nothing may be missing from a list; of a newer JAX, a warning says what is."""
     if not unlisted:
         return
     text = f"jax {jax.__version__} has {what}: {unlisted}"
-    assert numbers(jax.__version__) > numbers(TESTED), text
+    assert IS_NEWER, text
     warnings.warn(text, stacklevel=2)

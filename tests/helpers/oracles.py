@@ -191,7 +191,9 @@ class Model:
     def all_to_all(
         self, x, axis_name, split_axis, concat_axis, tiled=False, axis_index_groups=None
     ):
-        definition = lambda parts: exchange(parts, split_axis, concat_axis, tiled)
+        def definition(parts):
+            return exchange(parts, split_axis, concat_axis, tiled)
+
         return self.spmd(definition, axis_name, x, groups=axis_index_groups)
 
     def pswapaxes(self, x, axis_name, axis, axis_index_groups=None):
@@ -204,7 +206,9 @@ class Model:
         return self.spmd(definition, axis_name, x, groups=axis_index_groups)
 
     def psum_scatter(self, x, axis_name, scatter_dimension=0, tiled=False, axis_index_groups=None):
-        definition = lambda parts: scatter_sum(parts, scatter_dimension, tiled)
+        def definition(parts):
+            return scatter_sum(parts, scatter_dimension, tiled)
+
         return self.spmd(definition, axis_name, x, groups=axis_index_groups)
 
     def pdot(

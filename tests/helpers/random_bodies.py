@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.scipy.sparse.linalg import cg
+from tables import expressions
 
 # -------------------------------------------------------------------------------- leaves
 
@@ -116,9 +117,7 @@ def reduce_triples(v, w):
 
 
 def leaves(text):
-    """``{name: (v, w, key) -> v}`` of lines such as ``tanh: jnp.tanh(v * w)``."""
-    pairs = [line.split(": ", 1) for line in text.strip().splitlines()]
-    return {name: eval(f"lambda v, w, key: {expression}") for name, expression in pairs}
+    return expressions(text, "v, w, key", globals())
 
 
 ELEMENTWISE = leaves("""
@@ -133,9 +132,9 @@ norm: v / (1 + jnp.linalg.norm(w))
 
 
 def of_matrices(text):
-    """The same of lines of v and w in float32, which linear algebra wants."""
-    pairs = [line.split(": ", 1) for line in text.strip().splitlines()]
-    return {name: wide(eval(f"lambda v, w: {expression}")) for name, expression in pairs}
+    """In float32, which linear algebra wants."""
+    functions = expressions(text, "v, w", globals())
+    return {name: wide(function) for name, function in functions.items()}
 
 
 ALGEBRA = of_matrices("""

@@ -140,12 +140,20 @@ class Program:
             body,
             {"axis_sizes": own, "axis_resources": assignment.of(self.sizes)},
         )
-        placed = lambda arrays: _fill(self.arg_tree, arrays)
+
+        def placed(arrays):
+            return _fill(self.arg_tree, arrays)
+
         if captured:
             kept = [k for k in range(len(self.args)) if k not in captured]
             in_axes = tuple(self.args[k].spec for k in kept)
-            fun = lambda *given: body(*_fill(self.arg_tree, {**captured, **dict(zip(kept, given))}))
-            placed = lambda arrays: [arrays[k] for k in kept]
+
+            def fun(*given):
+                return body(*_fill(self.arg_tree, {**captured, **dict(zip(kept, given))}))
+
+            def placed(arrays):
+                return [arrays[k] for k in kept]
+
         mapped = xmap_compat.xmap(fun, in_axes, self.out_axes, **options)
         return lambda *arrays: _in_order(self.result_tree, mapped(*placed(arrays)))
 
@@ -186,7 +194,10 @@ def _fill(tree, leaves):
 
 def _in_order(tree, filled):
     """The leaves of ``filled`` in the order of the indices in ``tree``."""
-    is_leaf = lambda x: isinstance(x, Named)
+
+    def is_leaf(x):
+        return isinstance(x, Named)
+
     found = dict(zip(jax.tree.leaves(tree), jax.tree.leaves(filled, is_leaf=is_leaf), strict=True))
     return [found[k] for k in range(len(found))]
 

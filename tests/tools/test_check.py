@@ -29,20 +29,20 @@ PROGRAMS = dict(re.findall(r"(?ms)^### (\w+)\n(.*?)(?=^### |\Z)", TEXT))
 DRIVER = """
     import contextlib, io, json, os, sys, traceback
     modules = {m: dict(vars(m)) for n, m in sys.modules.items() if n.split(".")[0] == "jax"}
-    ends = {}
+    ends = []
     for path in sys.argv[1:]:
         printed = io.StringIO()
         try:
             with open(path) as file, contextlib.redirect_stdout(printed):
                 exec(compile(file.read(), path, "exec"), {"__name__": "__main__"})
         except (Exception, SystemExit) as error:
-            ends[path] = {"lines": [], "error": str(error)}
+            ends.append({"lines": [], "error": str(error)})
             while error is not None:  # what is raised where another is handled
                 lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-                ends[path]["lines"] += lines
+                ends[-1]["lines"] += lines
                 error = error.__context__
         else:
-            ends[path] = {"lines": [], "printed": printed.getvalue()}
+            ends.append({"lines": [], "printed": printed.getvalue()})
         for module, values in modules.items():
             for name in set(vars(module)) - set(values):
                 delattr(module, name)
@@ -57,11 +57,10 @@ def ends_of(programs, folder, plain=False):
     (folder / "driver").write_text(textwrap.dedent(DRIVER))
     for name, source in programs.items():
         (folder / f"{name}.py").write_text(source)
-    paths = [str(folder / f"{name}.py") for name in programs]
+    paths = [folder / f"{name}.py" for name in programs]
     done = forks.run(folder / "driver", *paths, cwd=folder, plain=plain, warn="ignore")
     assert done.returncode == 0, done.stderr
-    ends = json.loads(done.stdout.splitlines()[-1])
-    return {name: ends[path] for name, path in zip(programs, paths)}
+    return dict(zip(programs, json.loads(done.stdout.splitlines()[-1])))
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +74,8 @@ def plain(folder):
 
 
 @pytest.fixture(scope="module")
-def checked(folder):
-    (folder / "checked").mkdir()
-    for name, source in PROGRAMS.items():
-        (folder / "checked" / f"{name}.py").write_text(source)
-    return findings.check([folder / "checked"])
+def checked(folder, plain):
+    return findings.check([folder / "plain"])
 
 
 def by_program(found):
@@ -89,24 +85,22 @@ def by_program(found):
     return programs
 
 
-def statement_of(path, line):
-    """The lines of the innermost statement at a line."""
-    statements = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.stmt)]
-    firsts = [
-        min([n.lineno, *(d.lineno for d in getattr(n, "decorator_list", ()))]) for n in statements
-    ]
-    return [
-        range(k, n.end_lineno + 1) for k, n in zip(firsts, statements) if k <= line <= n.end_lineno
-    ][-1]
-
-
 def at_its_line(found, ends):
     """Whether something was found in a statement that ended the program."""
-    return any(
-        line in statement_of(finding.path, finding.line)
-        for finding in found
-        for line in ends["lines"]
-    )
+    for finding in found:
+        innermost = None
+        for node in ast.walk(ast.parse(finding.path.read_text())):
+            if isinstance(node, ast.stmt) and finding.line in lines_of(node):
+                innermost = node
+        if lines_of(innermost).intersection(ends["lines"]):
+            return True
+    return False
+
+
+def lines_of(statement):
+    decorators = getattr(statement, "decorator_list", [])
+    first = min(node.lineno for node in [statement, *decorators])
+    return {*range(first, statement.end_lineno + 1)}
 
 
 # What check does not find in its place, and its false alarms: each with one of seven reasons.
@@ -136,11 +130,10 @@ def test_most_programs_that_die_are_found_and_each_other_has_its_reason(plain, c
     found = by_program(checked.reported)
     die = {name for name, end in plain.items() if "printed" not in end}
     clean = {name for name in die if not at_its_line(found[name], plain[name])}
-    alarms = {name for name in PROGRAMS.keys() - die if found[name]}
+    alarms = found.keys() - die
     explained = " ".join(REASONS.values()).split()
-    assert len(REASONS) <= 7 and len(explained) == len(set(explained)) <= len(clean | alarms) + 4
-    assert clean | alarms <= set(explained)
-    assert len(die) - len(clean) >= 200 and len(alarms) <= 12
+    assert clean | alarms <= {*explained} and len(explained) <= len(clean | alarms) + 4
+    assert len(die - clean) >= 203 and len(alarms) <= 12
 
 
 def test_what_dies_under_install_fails_there(checked, folder):
@@ -148,8 +141,8 @@ def test_what_dies_under_install_fails_there(checked, folder):
     dying = by_program(finding for finding in checked.reported if finding.dies)
     ends = ends_of(PROGRAMS, folder / "installed")
     ran = {name for name, end in ends.items() if "printed" in end}
-    assert sorted(name for name in ran if dying[name]) == sorted(ran & RUN_ALL_THE_SAME)
-    assert sum(at_its_line(dying[name], ends[name]) for name in PROGRAMS.keys() - ran) >= 95
+    assert ran & dying.keys() == ran & RUN_ALL_THE_SAME
+    assert sum(at_its_line(dying[name], ends[name]) for name in dying.keys() - ran) >= 95
 
 
 # Programs with what "dies" under install(), which have a guard that check does not follow, or an annotation.
@@ -167,100 +160,89 @@ def check(*arguments, cwd, **variables):
     return run("-m", "xmap_compat", "check", *arguments, cwd=cwd, **variables)
 
 
+# Programs, and how the lines of their findings begin.
+SHOWN = {
+    "import jax\njax.tree_map\n": (
+        "2:5: jax.tree_map: last in jax 0.5.0; write jax.tree.map, or run it under xmap_compat.ins"
+    ),
+    "import jax\njax.grad(abs, reduce_axes=('i',))(1.0)\n": (
+        "2:15: jax.grad(reduce_axes=): write lax.psum(gradient, axes) in a body"
+    ),
+    "import jax\njax.nonsense\n": "2:5: jax.nonsense: jax 0.",
+    "import jax\ndef broken(:\n": "2:12: cannot be read: SyntaxError: ",
+    "def python2(:  # no word of it\n": "1:13: cannot be read: SyntaxError: ",
+    "import jax\nif hasattr(jax, 'tree_map'):\n    jax.tree_map\n": (
+        "3:9: jax.tree_map: under a test for it"
+    ),
+    "try:\n    from jax import nonsense\nexcept ImportError:\n    pass\n": (
+        "2:21: jax.nonsense: within a try that catches its error"
+    ),
+    "from jax.experimental.maps import xmap_p\n": (
+        "1:35: jax.experimental.maps.xmap_p: last in jax 0.4.30; write xmap_compat.xmap: this was"
+    ),
+    "from jax.experimental import jax2tf\n": "",
+    "import jax, numpy as np\nnp.nonsense\nnp.sum(nonsense=1)\nx: int = ''\n": "",
+    "import jax\r\nif 1:\r\n    jax.a\r\n": "3:9: jax.a: ",
+    "import jax\né = 'é'; jax.a  # type: ignore\n": "2:14: jax.a: ",
+}
+
+
+def test_a_finding_is_a_line(tmp_path):
+    for number, source in enumerate(SHOWN):
+        (tmp_path / f"p{number}.py").write_bytes(source.encode())
+    shown = by_program(findings.check([tmp_path]).findings)
+    for number, begins in enumerate(SHOWN.values()):
+        found = shown[f"p{number}"]
+        assert len(found) == bool(begins)
+        for finding in found:
+            assert str(finding).startswith(f"{finding.path}:{begins}")
+
+
 @pytest.mark.parametrize(
-    ("source", "code", "line"),
+    ("source", "code", "begins"),
     [
         ("x = 1\n", 0, "No removed name found in 1 file (jax "),
         (
-            "import jax\njax.tree_map\n",
-            0,
-            "p.py:2:5: jax.tree_map: last in jax 0.5.0; write jax.tree.map, or run it",
-        ),
-        (
-            "import jax\njax.grad(abs, reduce_axes=('i',))(1.0)\n",
-            1,
-            "p.py:2:15: jax.grad(reduce_axes=): write lax.psum(gradient, axes) in a body",
-        ),
-        ("import jax\njax.nonsense\n", 1, "p.py:2:5: jax.nonsense: jax "),
-        ("import jax\ndef broken(:\n", 1, "p.py:2:12: cannot be read: SyntaxError: "),
-        ("def python2(:  # no word of it\n", 1, "p.py:1:13: cannot be read: SyntaxError: "),
-        (
             "import jax\nif hasattr(jax, 'tree_map'):\n    jax.tree_map\n",
             0,
-            "guarded, and no finding:\np.py:3:9: jax.tree_map: under a test for it",
+            "guarded, and no finding:\np.py:3:9: jax.tree_map: under a test for it\nNo removed name",
         ),
-        (
-            "try:\n    from jax import nonsense\nexcept ImportError:\n    pass\n",
-            0,
-            "guarded, and no finding:\np.py:2:21: jax.nonsense: within a try that catches its error",
-        ),
-        (
-            "from jax.experimental.maps import xmap_p\nxmap_p.bind\n",
-            1,
-            "p.py:1:35: jax.experimental.maps.xmap_p: last in jax 0.4.30; write xmap_compat.xmap: this was",
-        ),
-        ("from jax.experimental import jax2tf\n", 0, "No removed name found in 1 file (jax "),
-        (
-            "import numpy as np\nnp.nonsense\nnp.sum(nonsense=1)\nx: int = ''\n",
-            0,
-            "No removed name found in 1 file (jax ",
-        ),
-        ("import jax\r\nif 1:\r\n    jax.tree_map\r\n", 0, "p.py:3:9: jax.tree_map: "),
-        ("import jax\né = 'é'; jax.tree_map  # type: ignore\n", 0, "p.py:2:14: jax.tree_map: "),
+        ("import jax\njax.tree_map\n", 0, "p.py:2:5: jax.tree_map: "),
+        ("import jax\njax.a\n", 1, "p.py:2:5: jax.a: "),
     ],
 )
-def test_the_exit_code_and_the_first_line(tmp_path, source, code, line):
-    (tmp_path / "p.py").write_bytes(source.encode())
-    done = check("p.py", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (code, "")
-    assert done.stdout.startswith(line)
-    assert (
-        "Not seen: names made at run time" in done.stdout and "check --report SCRIPT" in done.stdout
-    )
+def test_the_exit_code_says_whether_something_dies(
+    tmp_path, monkeypatch, capsys, source, code, begins
+):
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").write_text(source)
+    assert xmap_compat.__main__.main(["check", "p.py"]) == code
+    shown = capsys.readouterr().out
+    assert shown.startswith(begins) and "Not seen: names made at run time" in shown
 
 
-def notebook_of(*cells):
-    return {
-        "cells": [
-            {
-                "cell_type": "code",
-                "source": cell,
-                "metadata": {},
-                "outputs": [],
-                "execution_count": None,
-            }
-            for cell in cells
-        ],
-        "metadata": {},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-
-
-MAGICS = [
+CELLS = [
     "%matplotlib inline\nimport jax\n",
     "!ls\n%time y = jax.tree_map(abs, [-1])\n",
     "%%bash\njax.tree_map\n",
+    "  # indented\n  z = jax.tree_leaves([1])\n",
+    "%%time\nprint(y, z)\njax.tree_map?\n",
 ]
 
 
-def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path):
-    cells = [
-        *MAGICS,
-        "  # indented\n  z = jax.tree_leaves([1])\n",
-        "%%time\nprint(y, z)\njax.tree_map?\n",
-    ]
-    (tmp_path / "n.ipynb").write_text(json.dumps(notebook_of(*cells)))
-    done = check("n.ipynb", cwd=tmp_path)
-    places = re.findall(r"(?m)^n.ipynb:cell (\d+):(\d+):(\d+): (jax\.\w+)", done.stdout)
-    assert places == [("2", "2", "15", "jax.tree_map"), ("4", "2", "11", "jax.tree_leaves")]
-    fixed = editor.fixed(findings.check([tmp_path / "n.ipynb"]))
-    (text,) = fixed.contents.values()
-    now = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
-    assert now[1] == "!ls\n%time y = jax.tree.map(abs, [-1])\n" and now[3].endswith(
-        "z = jax.tree.leaves([1])\n"
+@pytest.mark.parametrize("indent", [1, None])
+def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path, indent):
+    cells = [{"cell_type": "code", "source": cell} for cell in CELLS]
+    text = json.dumps({"cells": cells, "é": "é"}, indent=indent, ensure_ascii=bool(indent))
+    (tmp_path / "n.ipynb").write_text(text)
+    checked = findings.check([tmp_path / "n.ipynb"])
+    first, second = checked.reported
+    assert first.place.endswith("n.ipynb:cell 2:2:15") and second.place.endswith("cell 4:2:11")
+    (fixed,) = editor.fixed(checked).contents.values()
+    after = text.replace("y = jax.tree_map", "y = jax.tree.map").replace(
+        "tree_leaves", "tree.leaves"
     )
-    assert (now[0], now[2], now[4]) == (cells[0], cells[2], cells[4])
+    assert fixed.decode() == after
 
 
 def test_fix_keeps_what_it_does_not_change_and_lists_what_is_left(tmp_path):
@@ -275,24 +257,22 @@ def test_fix_keeps_what_it_does_not_change_and_lists_what_is_left(tmp_path):
     assert installed in (tmp_path / "p.py").read_bytes()
 
 
-def test_without_the_checker_or_jax_it_says_what_to_install(tmp_path, monkeypatch, capsys):
+def test_a_wrong_call_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    def check_here(*arguments):
+        assert xmap_compat.__main__.main(["check", *map(str, arguments)]) == 2
+        return capsys.readouterr().err
+
+    assert check_here() == "no PATH is given\n"
+    assert check_here("no.py") == "no such file or folder: no.py\n"
+    assert check_here(tmp_path) == f"0 files: no Python file or notebook in {tmp_path}\n"
+    assert "give a notebook as a PATH" in check_here("--report", "n.ipynb")
     (tmp_path / "p.py").write_text("import jax\n")
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "ty" else find(name)
-    )
-    assert xmap_compat.__main__.main(["check", str(tmp_path / "p.py")]) == 2
-    assert "pip install '.[check]'" in capsys.readouterr().err
-    (tmp_path / "jax").mkdir()
-    (tmp_path / "jax" / "__init__.py").write_text("raise ImportError('no JAX')\n")
-    done = check("p.py", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert done.returncode == 2 and "cannot be imported: ImportError: no JAX" in done.stderr
-
-
-def test_a_folder_without_programs_is_said_to_be_one(tmp_path):
-    done = check(".", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "0 files: no Python file or notebook in .\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        assert "pip install '.[check]'" in check_here(tmp_path)
+    (tmp_path / "jax.py").write_text("raise ImportError('no JAX')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    assert "cannot be imported: ImportError: no JAX" in check_here(tmp_path / "p.py")
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
@@ -300,10 +280,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
         (tmp_path / f"{'m' * 99}{number}.py").write_text("import jax\n" + "jax.tree_map\n" * 9)
     command = f"'{sys.executable}' -m xmap_compat check . | head -1"
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.endswith(
-        ":2:5: jax.tree_map: last in jax 0.5.0; write jax.tree.map, or run it under xmap_compat.install()\n"
-    )
-    assert done.stderr == ""
+    assert ":2:5: jax.tree_map: " in done.stdout and done.stderr == ""
 
 
 REPORTED = """
@@ -329,8 +306,6 @@ def test_report_lists_what_a_run_looked_up_also_when_it_ends_with_an_error(tmp_p
     ]
     (tmp_path / "p.py").write_text("import jax\n")
     assert "the program looked up no name" in check("--report", "-m", "p", cwd=tmp_path).stdout
-    refused = check("--report", "n.ipynb", cwd=tmp_path)
-    assert refused.returncode == 2 and "give a notebook as a PATH" in refused.stderr
 
 
 def test_a_name_is_found_in_a_file_that_takes_its_module_from_another(tmp_path):
@@ -373,19 +348,17 @@ def test_two_thousand_files_take_less_than_a_minute(tmp_path):
         (tmp_path / f"m{number}.py").write_text(
             "import jax\n" + f"def f{number}(x):\n    return jax.numpy.sum(x)\n" * 40
         )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     assert check(".", cwd=tmp_path).returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = (
-        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    )  # of the processor: others may run
-    assert seconds < 60
+    # Time of the processor: others may run.
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 60
 
 
 def test_every_old_program_of_these_tests_is_found():
     """The zoo and the programs of ``leave`` do not run under plain Python: each has findings, and none a false one."""
     folders = [ROOT / "tests" / "install" / "zoo", ROOT / "tests" / "leaving"]
-    found = findings.check(folders)
-    old = [p.path for p in found.programs if "experimental" in p.text and "maps" in p.text]
-    assert len(old) > 15 and set(old) <= {finding.path for finding in found.reported}
-    assert all(finding.gone.kind != "gone" for finding in found.reported)
+    checked = findings.check(folders)
+    found = {finding.path for finding in checked.reported}
+    old = {program.path for program in checked.programs if "experimental.maps" in program.text}
+    assert len(old) > 15 and old <= found
+    assert "gone" not in {finding.gone.kind for finding in checked.reported}

@@ -1,11 +1,14 @@
 """check --fix gives programs that run under plain Python: the grid of imports and uses, each run."""
 
+import textwrap
+
 import pytest
 from test_check import ends_of
 
 from xmap_compat.tools.check import editor, findings
 
-USED = "import numpy as np\n{indent}print({xmap}(lambda v: v * 2, ['i'], ['i'])(np.arange(3)).tolist())\n"
+USED = "import numpy as np\nprint({}(lambda v: v * 2, ['i'], ['i'])(np.arange(3)).tolist())\n"
+UNUSED = "print('unused')\n"
 # The import, and how a program calls xmap after it.
 IMPORTS = {
     "import a.b": ("import jax.experimental.maps", "jax.experimental.maps.xmap"),
@@ -51,63 +54,57 @@ IMPORTS = {
 }
 
 
-def programs(used):
+def programs():
+    """Each import at the top of a program and in a function, used and not."""
     for name, (imports, xmap) in IMPORTS.items():
-        yield (
-            f"{name}, {used}",
-            imports + "\n" + (USED.format(indent="", xmap=xmap) if used else "print('unused')\n"),
-        )
-        body = "\n".join(f"    {line}" for line in imports.splitlines() if "__future__" not in line)
-        call = USED.format(indent="    ", xmap=xmap) if used else "print('unused')\n"
-        yield f"{name}, in a function, {used}", f"def main():\n{body}\n    {call}main()\n"
+        for call in (USED.format(xmap), UNUSED):
+            text = f"{imports}\n{call}"
+            inside = textwrap.indent(
+                text.replace("from __future__ import annotations\n", ""), "    "
+            )
+            yield f"{name}, {call[:5]}", text
+            yield f"{name}, in a function, {call[:5]}", f"def main():\n{inside}main()\n"
 
 
-GRID = {**dict(programs(True)), **dict(programs(False))}
+GRID = dict(programs())
+
+
+def fixed_of(programs, folder):
+    """What is written for each program; nothing is left."""
+    for name, source in programs.items():
+        (folder / f"{name}.py").write_text(source)
+    fixed = editor.fixed(findings.check([folder]))
+    assert fixed.left == []
+    return {path.stem: text.decode() for path, text in fixed.contents.items()}
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
-    """The folder of the fixed programs, and what could not be mended."""
-    folder = tmp_path_factory.mktemp("grid")
-    for number, source in enumerate(GRID.values()):
-        (folder / f"p{number}.py").write_text(source)
-    fixed = editor.fixed(findings.check([folder]))
-    for path, text in fixed.contents.items():
-        path.write_bytes(text)
-    return folder, fixed
+    return fixed_of(GRID, tmp_path_factory.mktemp("grid"))
 
 
 @pytest.fixture(scope="module")
 def ends(grid, tmp_path_factory):
-    folder, _ = grid
-    fixed = {f"p{number}": (folder / f"p{number}.py").read_text() for number in range(len(GRID))}
-    return ends_of(fixed, tmp_path_factory.mktemp("run"), plain=True)
+    return ends_of(grid, tmp_path_factory.mktemp("run"), plain=True)
 
 
-def test_each_import_in_the_grid_is_fixed_and_nothing_is_left(grid):
-    _, fixed = grid
-    assert fixed.left == [] and len(fixed.contents) == len(GRID)
-
-
-@pytest.mark.parametrize("number", range(len(GRID)), ids=GRID)
-def test_a_fixed_program_runs_under_plain_python(ends, number):
-    expected = "[0, 2, 4]\n" if list(GRID)[number].endswith("True") else "unused\n"
-    assert ends[f"p{number}"] == {"lines": [], "printed": expected}
+@pytest.mark.parametrize("name", GRID)
+def test_a_fixed_program_runs_under_plain_python(ends, name):
+    expected = "unused\n" if name.endswith("print") else "[0, 2, 4]\n"
+    assert ends[name] == {"lines": [], "printed": expected}
 
 
 def test_what_is_unused_is_dropped_and_comments_stay(grid):
-    folder, _ = grid
-    names = list(GRID)
-    unused = (folder / f"p{names.index('unused ones beside, False')}.py").read_text()
-    assert unused == "print('unused')\n"
-    parentheses = (folder / f"p{names.index('parentheses, True')}.py").read_text()
-    assert parentheses.startswith("# of 2021\n# the map\n# last\nfrom xmap_compat import xmap\n")
+    assert grid["unused ones beside, print"] == UNUSED
+    with_comments = "# of 2021\n# the map\n# last\nfrom xmap_compat import xmap\n"
+    assert grid["parentheses, impor"].startswith(with_comments)
 
 
 # ------------------------------------------------------------------------- edits, letter by letter
 
-PJIT = "from jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
+PJIT = "import jax\nfrom jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
 INSTALL = "import xmap_compat; xmap_compat.install()\n"
+DOCSTRING = '"""It has\nimport jax\n"""\n'
 SHAPED = "import jax\nfrom jax.core import ShapedArray\n\ndef rule(x):\n    return [\n"
 # A program, and what is written.
 EDITS = {
@@ -116,8 +113,19 @@ EDITS = {
         "import jax as J\ndef f(tree):\n    return J.tree.map(abs, tree)",
     ),
     "a name of JAX that other modules have now": (
-        "import jax\ndef f(Primitive, core):\n    return jax.core.Primitive",
-        "import jax.extend.core\ndef f(Primitive, core):\n    return jax.extend.core.Primitive",
+        "import jax\ndef f(Primitive, core):\n    return jax.core.Primitive, jax.jit",
+        "import jax\nimport jax.extend.core\n"
+        "def f(Primitive, core):\n    return jax.extend.core.Primitive, jax.jit",
+    ),
+    "the last use of a module": (
+        "import jax.experimental.maps\njax.jit(jax.experimental.maps.xmap)",
+        "import jax\nfrom xmap_compat import xmap\njax.jit(xmap)",
+    ),
+    "another use of a module": (
+        "import jax.experimental.maps\n"
+        "jax.experimental.maps.xmap, jax.experimental.maps.thread_resources",
+        f"{INSTALL}import jax.experimental.maps\nfrom xmap_compat import xmap\n"
+        "xmap, jax.experimental.maps.thread_resources",
     ),
     "a module of numpy or JAX": (
         "import jax\ntry:\n    import jax.numpy as np\nexcept ImportError:\n    import numpy as np\n"
@@ -130,8 +138,9 @@ EDITS = {
         "from jax.tree import map as tree_map, leaves\nfrom jax import jit\n__all__ = ['tree_map']\nleaves",
     ),
     "a mesh class that is compared": (
-        "from jax.experimental import maps\nf = lambda m: isinstance(m, maps.Mesh)",
-        f"{INSTALL}from jax.experimental import maps\nf = lambda m: isinstance(m, maps.Mesh)",
+        f"{DOCSTRING}from jax.experimental import maps\nf = lambda m: isinstance(m, maps.Mesh)",
+        f"{DOCSTRING}{INSTALL}from jax.experimental import maps\n"
+        "f = lambda m: isinstance(m, maps.Mesh)",
     ),
     "the same names from elsewhere": (
         "from jax.experimental import maps\nfrom jax.sharding import Mesh\nmaps.Mesh, maps.xmap",
@@ -170,17 +179,15 @@ EDITS = {
 
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("edits")
-    for number, (source, _) in enumerate(EDITS.values()):
-        (folder / f"edit{number}.py").write_text(source)
-    return folder, editor.fixed(findings.check([folder]))
+    return fixed_of(
+        {name: before for name, (before, _) in EDITS.items()}, tmp_path_factory.mktemp("edits")
+    )
 
 
-@pytest.mark.parametrize("number", range(len(EDITS)), ids=EDITS)
-def test_only_the_names_change(edited, number):
-    folder, fixed = edited
-    _, expected = list(EDITS.values())[number]
-    assert fixed.contents[folder / f"edit{number}.py"].decode() == expected and fixed.left == []
+@pytest.mark.parametrize("name", EDITS)
+def test_only_the_names_change(edited, name):
+    _, after = EDITS[name]
+    assert edited[name] == after
 
 
 def test_an_import_stays_for_the_file_that_takes_it(tmp_path):

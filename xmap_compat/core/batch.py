@@ -112,6 +112,9 @@ def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedVa
 def dot_dimensions(x: NamedValue, y: NamedValue, contract, batch) -> tuple[Any, Dims]:
     """Dimension numbers of a dot of positional dimensions, and the names of its result's
     dimensions.
+
+    For example, the product of matrices with the dimensions ``('i', None, None)`` each, for each
+    element of ``'i'``: ``((((2,), (1,)), ((0,), (0,))), ('i', None, None))``.
     """
     shared = [name for name in x.dims if name is not None and name in y.dims]
     dimensions = []

@@ -28,9 +28,11 @@ from xmap_compat.core.placement import (
     current_scope,
     enclosing_bodies,
     place_axes,
+    split_over,
 )
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.trace import NamedProgram, call_without_axes, trace_program
+from xmap_compat.core.values import common
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,7 @@ class PlacedCall:
 
     @property
     def uses_mesh(self) -> bool:
-        return any(p.mesh_axes for p in self.every_placement.values())
+        return bool(split_over(self.every_placement.values()))
 
     @property
     def opens_shard_map(self) -> bool:
@@ -132,7 +134,7 @@ def _check(
     results = tuple(checker.results(program.jaxpr, entering))
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
     first_device_of = None
-    if not (nested or mesh_axes or _split_over(every)):
+    if not (nested or mesh_axes or split_over(every.values())):
         first_device_of = undeclared.mesh_of_results(declared, body.scope.mesh)
     return PlacedCall(
         fun_name=declared.name,
@@ -161,7 +163,7 @@ def _local_elements(declared, checker, program, input_names, mesh_axes):
     checker = dataclasses.replace(checker, placements=checker.placements | local, needed=set())
     entering = undeclared.names_at_entry(program.consts, input_names, checker.placements)
     checker.results(program.jaxpr, entering)
-    return {name: place for name, place in local.items() if name in checker.needed}
+    return {name: local[name] for name in common(local, checker.needed)}
 
 
 def _check_outer_names(program, placements, mesh_axes):
@@ -171,7 +173,7 @@ def _check_outer_names(program, placements, mesh_axes):
     Our shard_map cannot reach the axis of a vmap.  JAX (to 0.12) confuses a mesh axis with another
     axis of its name.
     """
-    if enclosing_bodies() or not _split_over(placements):
+    if enclosing_bodies() or not split_over(placements.values()):
         return
     taken = frozenset(filter(_jax.is_bound, mesh_axes))
     if taken:
@@ -185,19 +187,11 @@ def _check_outer_names(program, placements, mesh_axes):
     raise errors.outer_names(sorted(outer, key=str))
 
 
-def _split_over(placements: Mapping[AxisName, Placement]) -> set[Hashable]:
-    """The mesh axes over which a call splits its axes."""
-    mesh_axes: set[Hashable] = set()
-    for place in placements.values():
-        mesh_axes.update(place.mesh_axes)
-    return mesh_axes
-
-
 def _mesh_axes_used(
     program: NamedProgram, placements: Mapping[AxisName, Placement]
 ) -> frozenset[Hashable]:
     """The mesh axes over which a call, or one nested in it, splits axes."""
-    used = _split_over(placements)
+    used = split_over(placements.values())
     for name in collectives_in(program.jaxpr):
         if isinstance(name, MeshAxis):
             used.add(name.mesh_axis)
@@ -223,7 +217,7 @@ def _placements(declared, arguments, scope):
 
 
 def _check_backend(backend, scope, placements):
-    if backend is None or scope.mesh is None or not _split_over(placements):
+    if backend is None or scope.mesh is None or not split_over(placements.values()):
         return
     platform = platform_of(scope.mesh)
     if platform is not None and platform != jax.devices(backend)[0].platform:
@@ -260,7 +254,7 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
         wanted = frozenset(spec.position_of())
         beyond = names - wanted
         beyond -= set(undeclared.local_elements_of(beyond))
-        extra = tuple(name for name in checker.placements if name in beyond)
+        extra = common(checker.placements, beyond)
         if extra:
             if not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
                 raise _undeclared_output(path, spec.source, extra)

@@ -24,6 +24,7 @@ from xmap_compat.core.undeclared import operand_names
 from xmap_compat.core.values import (
     Dims,
     NamedValue,
+    common,
     is_smooth,
     leading,
     moved_to_front,
@@ -141,8 +142,7 @@ class DeviceView:
 
     def in_order(self, mesh_axes: Iterable[Any]) -> tuple[Any, ...]:
         """Those of the axes that are on the mesh, in its order."""
-        wanted = set(mesh_axes)
-        return tuple(axis for axis in self.mesh_sizes if axis in wanted)
+        return common(self.mesh_sizes, set(mesh_axes))
 
     def mesh_size(self, axis: Any) -> int:
         if axis in self.mesh_sizes:
@@ -324,7 +324,11 @@ def gather_devices(
 def gather_over(
     view: DeviceView, value: NamedValue, names: AxisNames, to: str = "invarying"
 ) -> NamedValue:
-    """``lax.all_gather`` into a new first positional dimension: one gather for all mesh axes."""
+    """``lax.all_gather`` into a new first positional dimension: one gather for all mesh axes.
+
+    For example, of an axis of 24 elements on 4 devices each has ``f32[6, 3]`` with the dimensions
+    ``('i', None)``; the result is ``f32[24, 3]`` on all of them.
+    """
     names = list(names)
     present = view.present(value, names)
     mesh, local = view.factors_by_kind(present)

@@ -187,17 +187,14 @@ _FEWER = "Name fewer dimensions, or pass an array that has them"
 def _not_a_prefix(
     where: str, specs: Any, parting: _Parting, tree: Any, is_of_xmap: bool = True
 ) -> Exception:
-    written = _as_written(where, specs, tree, is_of_xmap)
+    written = f". The {where} here: {show(specs)}"
+    if is_of_xmap:
+        written += _legacy_not_a_prefix(where, specs, tree)
     if parting.has_keys:
         return _other_keys(where, parting, written)
     if (parting.found, parting.place) == ("None", "result"):
         return _names_of_nothing(written)
     return _other_structure(where, parting, written)
-
-
-def _as_written(where: str, specs: Any, tree: Any, is_of_xmap: bool) -> str:
-    legacy = _legacy_not_a_prefix(where, specs, tree) if is_of_xmap else ""
-    return f". The {where} here: {show(specs)}{legacy}"
 
 
 def _names_of_nothing(written: str) -> ValueError:

@@ -26,7 +26,7 @@ from xmap_compat.core.passes import flowing, forward
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.trace import NamedProgram
-from xmap_compat.core.values import NamedValue, names_of_each, others, value_of
+from xmap_compat.core.values import NamedValue, common, names_of_each, others, value_of
 
 Loop = Hashable
 
@@ -246,7 +246,11 @@ def _all_read(eqns):
 
 
 def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chunked:
-    """Cut the looped dimensions into (loops..., chunk) and move the loops to the front."""
+    """Cut the looped dimensions into (loops..., chunk) and move the loops to the front.
+
+    For example, ``f32[12, 3]`` with the dimensions ``('i', None)``, in a loop of 4 iterations, is
+    ``f32[4, 3, 3]``: the loop, the chunk of ``'i'``, and the positional dimension.
+    """
     shape: list[int] = []
     looped: dict[Loop, int] = {}
     kept: dict[int, AxisName | None] = {}
@@ -261,7 +265,7 @@ def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chu
         if place.local_size != 1:
             kept[len(shape)] = name
             shape.append(place.local_size)
-    found = tuple(loop for loop in loops if loop in looped)
+    found = common(loops, looped)
     front = [looped[loop] for loop in found]
     data = lax.transpose(_jax.reshaped(value.data, shape), (*front, *kept))
     return _Chunked(NamedValue(data, tuple(kept.values()), value.names), found)
@@ -276,7 +280,7 @@ def _joined(view: DeviceView, chunked: _Chunked) -> NamedValue:
     # Each iteration computed the same of a result that does not vary over the loop.
     index = tuple(slice(None) if loop in varying else 0 for loop in chunked.loops)
     data = value.data[index]
-    loops = [loop for loop in chunked.loops if loop in varying]
+    loops = common(chunked.loops, varying)
     # The dimensions of the data.
     every = (*(None for _ in loops), *value.dims)
     order: list[int] = []

@@ -13,6 +13,7 @@ from xmap_compat import _jax
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.placement import Placement, enclosing_bodies
+from xmap_compat.core.values import common
 
 
 @_jax.api_boundary
@@ -54,7 +55,7 @@ def named_shape(x: Any) -> dict[Hashable, int]:
         return {}
     checker = Checker({name: Placement(name, size) for name, size in sizes.items()}, "")
     names = _names_of(x, checker, {})
-    return {name: size for name, size in sizes.items() if name in names}
+    return {name: sizes[name] for name in common(sizes, names)}
 
 
 def is_array(x):

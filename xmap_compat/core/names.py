@@ -46,7 +46,7 @@ NONE: Names = frozenset()
 
 
 class Place(NamedTuple):
-    """A value whose axes meet, for messages: in our words, and in legacy's where they differ."""
+    """A value that varies over two axes of one resource, in our words and in those of legacy."""
 
     ours: str
     legacy: str = ""
@@ -148,8 +148,9 @@ class Checker:
         for name in sorted(names, key=str):
             for resource in sorted(self.placements[name].resources, key=str):
                 if resource in taken:
-                    both = (taken[resource], name)
-                    return *(self._taken_by.get(axis, axis) for axis in both), resource
+                    first = taken[resource]
+                    shown = self._taken_by
+                    return shown.get(first, first), shown.get(name, name), resource
                 taken[resource] = name
         return None
 

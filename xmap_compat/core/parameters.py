@@ -15,7 +15,7 @@ Params = Mapping[str, Any]
 
 def axis_names(params: Params) -> tuple[AxisName, ...]:
     """The named axes of a collective's parameters, without positional integers."""
-    return tuple(a for a in _axes_param(params) if not _is_position(a))
+    return tuple(itertools.filterfalse(_is_position, _axes_param(params)))
 
 
 def mentioned_names(params: Params) -> tuple[AxisName, ...]:
@@ -34,7 +34,7 @@ def _axes_param(params):
 
 def positions(params: Params) -> tuple[int, ...]:
     """The positional integers among the axes of a collective's parameters."""
-    return tuple(a for a in _axes_param(params) if _is_position(a))
+    return tuple(filter(_is_position, _axes_param(params)))
 
 
 def _is_position(axis):

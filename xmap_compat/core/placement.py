@@ -87,6 +87,14 @@ class Placement:
         return frozenset((*self.mesh_axes, *self.loops))
 
 
+def split_over(placements: Iterable[Placement]) -> set[Hashable]:
+    """The mesh axes over which axes are split."""
+    mesh_axes: set[Hashable] = set()
+    for placement in placements:
+        mesh_axes.update(placement.mesh_axes)
+    return mesh_axes
+
+
 @dataclasses.dataclass(frozen=True)
 class MeshAxis:
     """A mesh axis as a named axis of the outermost xmap: a nested xmap splits its own axes over it.

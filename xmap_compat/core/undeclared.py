@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core.parameters import Names
-from xmap_compat.core.placement import LocalElement, Placement
+from xmap_compat.core.placement import LocalElement, Placement, split_over
 from xmap_compat.core.specs import AxisName
 
 # Whether some call has returned such a result.  It is part of jit's cache key.
@@ -100,14 +100,6 @@ def names_at_entry(
     return [*of_consts, *map(entering, inputs)]
 
 
-def _split_by(names: Iterable[AxisName], placements: Mapping[AxisName, Placement]) -> set[Hashable]:
-    """The mesh axes over which some axes are split."""
-    split: set[Hashable] = set()
-    for name in names:
-        split.update(placements[name].mesh_axes)
-    return split
-
-
 def _is_on_one_device(value: Any) -> bool:
     if isinstance(value, jax.core.Tracer):
         return False
@@ -117,7 +109,7 @@ def _is_on_one_device(value: Any) -> bool:
 def operand_names(
     names: Names, axes: Iterable[AxisName], placements: Mapping[AxisName, Placement]
 ) -> Names:
-    """The names of a collective's operand: it varies over those of its axes on which it has an
+    """The names of a collective's operand: it varies over those of its axes on which it has a
     ``LocalElement``.
     """
     elements = local_elements_of(names)
@@ -143,7 +135,7 @@ def unsplit_elements(names: Names, placements: Mapping[AxisName, Placement]) -> 
     lies there.
     """
     elements = local_elements_of(names)
-    split = _split_by(names.difference(elements), placements)
+    split = split_over(placements[name] for name in names.difference(elements))
     return [n for n in elements if n.mesh_axis not in split]
 
 

@@ -55,7 +55,8 @@ def varying_gathers(
       inputs: the named axes of the program's inputs.
       results: the named axes that its results are broadcast to.
     """
-    if not any(map(view.mesh_axes_of, map(_gathered, _gathers_in(jaxpr)))):
+    gathered = map(_gathered, _gathers_in(jaxpr))
+    if not any(map(view.mesh_axes_of, gathered)):
         return frozenset()
     uses = _Uses(view, checker)
     uses.of_inputs(jaxpr, inputs, list(map(uses.cast_to, results)))

@@ -163,8 +163,8 @@ def without(dims: Iterable[Any], names: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(name for name in dims if name not in dropped)
 
 
-def without_dims(dims: Dims, gone: Container[int]) -> Dims:
-    return tuple(n for k, n in enumerate(dims) if k not in gone)
+def without_dims(dims: Dims, gone: Iterable[int]) -> Dims:
+    return tuple(dims[k] for k in others(len(dims), gone))
 
 
 def move_positional(value: NamedValue, source: int, destination: int) -> NamedValue:

@@ -15,6 +15,7 @@ import jax
 from xmap_compat import _jax
 from xmap_compat.core.placement import MeshAxis, Placement, Scope, enclosing_bodies
 from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import common
 
 
 def offered(scope: Scope) -> Mapping[MeshAxis, int]:
@@ -70,4 +71,4 @@ def named_scope(call: NestedCall) -> Iterator[None]:
 def calls_in(name_stack: str) -> list[NestedCall]:
     """The nested calls, outermost first, that an equation with these named scopes comes from."""
     digests = re.findall(r"nested_xmap_([0-9a-f]{16})", name_stack)
-    return [_calls[digest] for digest in digests if digest in _calls]
+    return [_calls[digest] for digest in common(digests, _calls)]

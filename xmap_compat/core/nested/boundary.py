@@ -32,6 +32,9 @@ def device_view(placed: PlacedCall) -> DeviceView:
 def take_part(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
     """Cut the named dimensions into (mesh axes..., local), and take this device's element of the
     former.
+
+    For example, where 4 devices have 6 elements each of an axis that names dimension 0 of
+    ``f32[24, 3]``, it becomes ``f32[4, 6, 3]``, of which a device takes ``f32[6, 3]``.
     """
     named = spec.name_at()
     shape: list[int] = []

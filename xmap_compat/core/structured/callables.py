@@ -124,8 +124,13 @@ def checkpointed(call: _jax.Checkpoint, evaluate: Callable[..., Any]) -> Callabl
 
 def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
     """Whether evaluating these jaxprs, or their derivatives, moves anything between devices."""
-    names = _collectives_in_all(ev, jaxprs)
-    return any(ev.view.placement_of(name).mesh_axes for name in names)
+    for jaxpr in jaxprs:
+        body, _ = _jax.open_jaxpr(jaxpr)
+        for eqn in body.eqns:
+            names = collectives_within(ev, eqn)
+            if any(ev.view.placement_of(name).mesh_axes for name in names):
+                return True
+    return False
 
 
 # Collectives are found up to this order of derivatives: many rules call their function without end.
@@ -166,7 +171,7 @@ def _find_collectives(ev, eqn, order, differentiable):
         return names.union(ev.view.placements)
 
 
-def _collectives_in_all(ev, jaxprs, order=1, differentiable=False):
+def _collectives_in_all(ev, jaxprs, order, differentiable):
     names: frozenset[AxisName] = frozenset()
     for jaxpr in jaxprs:
         body, _ = _jax.open_jaxpr(jaxpr)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MISSING = "it needs the type checker ty, which is not installed here: pip install '.[check]'"
-# Its rules that tell of missing attributes, which are on alone, and the parts of their messages.
+# The rules that are on, and the parts of their messages.
 _RULES = ("missing-attribute", "missing-union-attribute")
 _OWNER = re.compile(r"(?:<module '|^Module `|^Object of type `)(jax[\w.]*|Array)\b")
 _ATTRIBUTE = re.compile(r"(?:has no member |has no attribute |^Attribute )`(\w+)`")

@@ -23,6 +23,10 @@ NOT_SEEN = (
     "packages.\n"
     "`python -m xmap_compat check --report SCRIPT` runs a program, and lists all that it looks up."
 )
+STRICTER = (
+    "Only the xmap of install() accepts results that vary over an axis that out_axes lack, and "
+    "axis_resources of no axis: xmap_compat.xmap refuses them."
+)
 HOW = (
     "run it with `python -m xmap_compat SCRIPT`, "
     "or rewrite it with `python -m xmap_compat check --fix PATH`"
@@ -130,7 +134,10 @@ def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
     if not write:
         done = "would be rewritten"
     summary = f"Files {done}: {len(fixed.contents)}, names left: {len(fixed.left)}."
-    print(*errors, *fixed.left, summary, NOT_SEEN, sep="\n")
+    print(*errors, *fixed.left, summary, sep="\n")
+    if f"{table.MAPS}.xmap" in {finding.gone.name for finding in checked.findings}:
+        print(STRICTER)
+    print(NOT_SEEN)
     if fixed.left:
         return LEFT
     if errors:

@@ -132,7 +132,8 @@ class _File:
         module, _, name = now.rpartition(".")
         if isinstance(node, ast.alias):
             self.renaming.carry(node, module, name)
-        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+        is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if not is_read or not self.renaming.stays(node):
             return
         root: Any = node
         while isinstance(root, ast.Attribute):
@@ -140,11 +141,8 @@ class _File:
         meant: Any = ""
         if isinstance(root, ast.Name):
             meant = self._names.meaning(root.id)
-        if (
-            isinstance(meant, str)
-            and now.startswith(f"{meant}.")
-            and not now.startswith(NOT_IN_JAX)
-        ):
+        reaches = isinstance(meant, str) and now.startswith(f"{meant}.")
+        if reaches and not now.startswith(NOT_IN_JAX):
             self.renaming.rename(node, root.id + now.removeprefix(meant), kept=root)
         elif meant is not None:
             self.renaming.rename(node, f"{{{module}:{name}}}")

@@ -1,4 +1,4 @@
-"""Asks the JAX of this environment for names, in a process of its own."""
+"""Asks the JAX of this environment for names, in another process."""
 
 from __future__ import annotations
 

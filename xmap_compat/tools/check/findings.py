@@ -194,12 +194,9 @@ def _error_of(node: Any, name: str) -> type[Exception]:
     """What Python raises where a name is gone."""
     if "(" in name:
         return TypeError
-    if isinstance(node, ast.Attribute):
+    is_import = isinstance(node, (ast.alias, ast.ImportFrom)) or "import" in ast.unparse(node)
+    if isinstance(node, ast.Attribute) or not is_import:
         return AttributeError
-    is_import = isinstance(node, (ast.alias, ast.ImportFrom))
-    if is_import or "import" in ast.unparse(node):
-        is_of_module = name in table.MODULES or name.rpartition(".")[0] in table.MODULES
-        if is_of_module:
-            return ModuleNotFoundError
-        return ImportError
-    return AttributeError
+    if name in table.MODULES or name.rpartition(".")[0] in table.MODULES:
+        return ModuleNotFoundError
+    return ImportError

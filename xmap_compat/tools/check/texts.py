@@ -47,7 +47,7 @@ class Texts(Names):
         home = getattr(node, "module", "")
         for alias in node.names:
             name = f"{home}.{alias.name}".lstrip(".")
-            if not name.startswith("jax.") or getattr(node, "level", 0):
+            if not name.startswith("jax.") or getattr(node, "level", False):
                 continue
             if alias.name == "*":
                 yield node, home

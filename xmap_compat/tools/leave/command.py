@@ -1,5 +1,5 @@
-"""``python -m xmap_compat leave``: run a program with xmap and edited, in copies of its folders, and
-print or write its patch.
+"""``python -m xmap_compat leave``: run a program with xmap and edited, in copies of its folders,
+and print or write its patch.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class Leaving:
         task["records"] = records
         task["ended"] = found.ended
         task["places"] = {(moved(folders, path), *start): n for path, start, n in edited.places}
-        paths = [path for path in found.files if path != edited.helper]
-        task["files"] = {moved(folders, path): path for path in paths}
+        task["files"] = {moved(folders, path): path for path in found.files}
+        task["files"].pop(moved(folders, edited.helper), None)
         task["needs_package"] = bool(edited.left) or len(patched) < len(found.xmap_calls)
         self.put(folders, edited)
         limit = max(120.0, 10 * self.seconds)
@@ -176,8 +176,9 @@ class Leaving:
             seen = Replayed(**pickle.loads(patch.contents(task["result"])))
         problems = {}
         for number, (words, file, line) in seen.problems.items():
-            where = edited.line_before(file, line) if file else ("", "")
-            problems[number] = messages.differs(words, *where)
+            problems[number] = messages.FOUND_TO_DIFFER.format(words)
+            if file:
+                problems[number] = messages.raised(words, *edited.line_before(file, line))
         if seen.comparing >= 0:
             problems[seen.comparing] = messages.DIES.format(seconds=limit)
         if seen.ended is None:

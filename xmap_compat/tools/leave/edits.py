@@ -12,6 +12,7 @@ import functools
 import os
 import re
 import tempfile
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from xmap_compat.tools.leave.patch import Changes, Refused, contents
 from xmap_compat.tools.leave.place_of_helper import Helper
 from xmap_compat.tools.leave.places import GONE, HOMES, Source
 from xmap_compat.tools.leave.xmap_calls import Found, Span, XmapCall, span_of
-from xmap_compat.tools.source.bindings import IMPORTS, Names
+from xmap_compat.tools.source.bindings import IMPORTS, Names, text_of
 from xmap_compat.tools.source.layout import applied, program_of, python_of, replacing
-from xmap_compat.tools.source.renaming import TOKEN, Renaming
+from xmap_compat.tools.source.renaming import Renaming
 
 # What takes the place of other names of old modules: always, or where no xmap stays.
 _ALWAYS = {"jax.experimental.pjit.with_sharding_constraint": "{jax.lax:with_sharding_constraint}"}
@@ -79,7 +80,7 @@ class Program:
         self.helper = Helper(files, found.files, beside)
         self.modules = {name.partition(".")[0] for name in found.files.values()} - {""}
         axes: set[Any] = set()
-        traced: dict[str, set[Span]] = {path: set() for path in files}
+        traced: dict[str, set[Span]] = defaultdict(set)
         for c in found.xmap_calls:
             axes |= c.axes
             for path, span in c.collectives:
@@ -152,15 +153,17 @@ class Program:
         if left and not stays:
             texts, _ = self._texts(patched, stays, installs=True)
         changes: dict[str, tuple[bytes | None, bytes]] = {}
+        places = []
         with_mesh = ""
         for path, data in texts.items():
+            places += self._places(path, data, patched)
             if data != self.files[path]:
                 changes[path] = self.files[path], data
                 with_mesh = with_mesh or _line_with_mesh(path, data)
         changes |= self.helper.change(self.functions)
         return Edited(
             changes=changes,
-            places=[place for path in texts for place in self._places(path, texts[path], patched)],
+            places=places,
             left=[*left, *others],
             helper=self.helper.path,
             functions=sorted(self.functions),
@@ -176,7 +179,6 @@ class Program:
           stays: whether an xmap stays.
           installs: whether calls of ``install()`` stay.
         """
-        self.functions: set[str] = set()
         renamings: dict[str, Renaming] = {}
         for path, source in self.sources.items():
             renaming = Renaming(source.names, source.lines, GONE, self.exported)
@@ -185,31 +187,33 @@ class Program:
                 if c.file == path:
                     self._ask_xmap(source, renaming, c)
             renamings[path] = renaming
-        self.helper.settle([path for path, renaming in renamings.items() if renaming.is_asked])
+        asked = {path for path, renaming in renamings.items() if renaming.is_asked}
+        self.helper.settle(sorted(asked))
         texts = {}
+        self.functions: set[str] = set()
         for path, renaming in renamings.items():
+            self.functions |= renaming.asked_of("h")
             renaming.homes = {"h": self.helper.module_for(path)}
             texts[path] = applied(self.files[path], path, renaming.edits())
         texts, unmended = modernized(tuple(texts.items()))
         left = [*unmended]
-        ours = ("xmap_compat", "install") if installs else ()
         for path, data in texts.items():
-            for node in Names(program_of(data, path).tree).nodes:
+            for node in ast.walk(program_of(data, path).tree):
                 for alias in old_aliases(node):
-                    if alias.name not in ours:
+                    is_for_install = alias.name in ("xmap_compat", "install")
+                    if not (installs and is_for_install):
                         left.append(f"{alias.name} of {os.path.basename(path)}:{node.lineno}")
         return texts, left
 
     def _ask(self, source: Source, renaming: Renaming, stays: bool, installs: bool) -> None:
         for node, function in source.functions.items():
-            self._rename(renaming, node, f"{{h:{function}}}")
+            renaming.rename(node, f"{{h:{function}}}")
         for call in source.methods:
             self._ask_method(source, renaming, call)
         for value in source.layers:
             start, end, _ = replacing(value, "")
             renaming.write(start, start, "{h:axes_of}(")
             renaming.write(end, end, ")")
-            self.functions.add("axes_of")
         names = _ALWAYS if stays else _ALWAYS | _WITHOUT_XMAP
         for node in source.names.nodes:
             name = source.names.of(node)
@@ -218,13 +222,9 @@ class Program:
                 if is_install or _is_option(node.value):
                     renaming.remove(node)
             elif name in names and isinstance(node.ctx, ast.Load):
-                self._rename(renaming, node, names[name])
+                renaming.rename(node, names[name])
             elif name.endswith("thread_resources.env") and not isinstance(node.ctx, ast.Load):
                 raise Refused(messages.ENVIRONMENT.format(where=source.where(node)))
-
-    def _rename(self, renaming: Renaming, node: ast.AST, text: str) -> None:
-        renaming.rename(node, text)
-        self.functions.update(name for home, name in TOKEN.findall(text) if home == "h")
 
     def _ask_method(self, source: Source, renaming: Renaming, call: ast.Call) -> None:
         """``v.min("i")`` becomes ``min(v, "i")`` of the helper."""
@@ -236,27 +236,24 @@ class Program:
         closing, _, _ = source.between(dot, given).partition(f".{function.attr}")
         renaming.write(start, start, f"{{h:{function.attr}}}(")
         renaming.write(dot, given, f"{closing.rstrip()}, ")
-        self.functions.add(function.attr)
 
     def _ask_xmap(self, source: Source, renaming: Renaming, c: XmapCall) -> None:
         """``xmap(`` becomes ``mapped(``, or a ``partial`` function of it."""
         callee: Any = self._callee(c)
         call: Any = source.names.parents[callee]
-        self.functions.add("mapped")
-        options = "undeclared=True" if c.undeclared else ""
+        options = "undeclared=True" * c.undeclared
         keywords = [k.arg for k in call.keywords]
         if call.func is callee and not call.args and keywords[:1] not in ([], ["fun"], [None]):
             # A decorator, which takes the function later.
             first = call.keywords[0]
             start, _, _ = replacing(callee, "")
-            more = f"{options}, " if options else ""
-            text = f"{{functools:partial}}({{h:mapped}}, {more}"
+            text = f"{{functools:partial}}({{h:mapped}}, {options}{', ' * c.undeclared}"
             renaming.write(start, (first.lineno, first.col_offset), text)
             renaming.cover(callee)
         elif options:
-            self._rename(renaming, callee, f"{{functools:partial}}({{h:mapped}}, {options})")
+            renaming.rename(callee, f"{{functools:partial}}({{h:mapped}}, {options})")
         else:
-            self._rename(renaming, callee, "{h:mapped}")
+            renaming.rename(callee, "{h:mapped}")
 
     def _places(
         self, path: str, data: bytes, patched: Sequence[XmapCall]
@@ -280,8 +277,7 @@ class Program:
 
 def _is_option(call: ast.Call) -> bool:
     """Whether a call sets an option of xmap."""
-    name = getattr(call.args[0], "value", "") if call.args else ""
-    return bool(_OPTION.match(str(name)))
+    return bool(call.args) and bool(_OPTION.match(text_of(call.args[0])))
 
 
 def _mapped_in(names: Names) -> list[ast.AST]:

@@ -7,7 +7,10 @@ NO_CALL = "{name} ended {how} {when}"
 BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function. Nothing is patched"
 CALLED_NONE = "and called no xmapped function. Nothing is patched"
 UNVERIFIED_WOULD = "; --unverified edits the xmaps that this run does not make: {}"
-TOO_MANY_FILES = "{folder} has more than {most} files, too many to run in a copy: start in the folder of the program"
+TOO_MANY_FILES = (
+    "{folder} has more than {most} files, too many to run in a copy: start in the folder of "
+    "the program"
+)
 INTERNAL = "leave itself fails, with {error}: please report the program. Nothing is written"
 
 # Files
@@ -15,9 +18,15 @@ CHANGED = "{path} has changed since it was read. Nothing is written: run leave a
 READ_ONLY = (
     "{path} is read-only. Nothing is written: make it writable, or save the patch with --diff FILE"
 )
-UNCOMMITTED = "{path} has changes that git has not committed. Nothing is written: commit them, or give --force"
+UNCOMMITTED = (
+    "{path} has changes that git has not committed. Nothing is written: commit them, or give "
+    "--force"
+)
 NOT_WRITTEN = "Nothing is written: {error}"
-LOST = "the edited calls of xmap are not found again in {path}. Nothing is written: please report the program"
+LOST = (
+    "the edited calls of xmap are not found again in {path}. Nothing is written: please "
+    "report the program"
+)
 
 ENVIRONMENT = "{where} sets thread_resources.env. Nothing is written: write `with mesh:` there"
 FIRST_PRINTS = "--- the program with xmap prints:"
@@ -33,19 +42,23 @@ NO_XMAP_HERE = "no call of xmap is in this line: write `xmap(...)` where it is m
 NAMED_LOOP = (
     "its axis is on the loop {name} of `serial_loop`: write SerialLoop(length) in axis_resources"
 )
-EXPLICIT = "the axes of its mesh are explicit: make it with axis_types=(jax.sharding.AxisType.Auto,) * number of axes"
+EXPLICIT = (
+    "the axes of its mesh are explicit: make it with axis_types=(jax.sharding.AxisType.Auto,)"
+    " * number of axes"
+)
 GROUPS = "{where}: axis_index_groups: make two axes of the axis, and use one of them"
 LACKS = (
-    "the collective at {where} is over {name}, which its operand lacks, and {other}, which it has, is on the same mesh "
-    "axis: give the axes other resources, or write what it computes, of one value for all elements"
+    "the collective at {where} is over {name}, which its operand lacks, and {other}, which it"
+    " has, is on the same mesh axis: give the axes other resources, or write what it "
+    "computes, of one value for all elements"
 )
 NOT_NAMED = (
-    "{where}: `{text}` is over a named axis, and the edit cannot name it: call lax.psum, lax.pmax, lax.pdot, "
-    "lax.all_gather, or another collective of jax.lax, by its name"
+    "{where}: `{text}` is over a named axis, and the edit cannot name it: call lax.psum, "
+    "lax.pmax, lax.pdot, lax.all_gather, or another collective of jax.lax, by its name"
 )
 OF_ONE_NAME = (
-    "{where}: `{text}` names an axis that has the name of a mesh axis, and would reduce a part, silently: rename the "
-    "axis or the mesh axis"
+    "{where}: `{text}` names an axis that has the name of a mesh axis, and would reduce a "
+    "part, silently: rename the axis or the mesh axis"
 )
 IN_ONE_THAT_STAYS = (
     "it is called in the body of the xmap at {where}, which stays: JAX does not nest shard_map so"
@@ -61,8 +74,8 @@ FOUND_TO_DIFFER = "differs when it is run: {}"
 AT_LINE = "differs when it is run: {} at {}: `{}`"
 _LATE = "In a rule of a jax.custom_vjp"  # in an error of the helper
 LATE_RULE = (
-    "{}: `{}` is in a rule whose gradient is taken from outside: take the gradient in the body, or the collective out "
-    "of the rule"
+    "{}: `{}` is in a rule whose gradient is taken from outside: take the gradient in the "
+    "body, or the collective out of the rule"
 )
 DIES = "differs when it is run: the process ends, or hangs for {seconds:.0f} s"
 VERIFIED = "verified on {}"
@@ -76,10 +89,8 @@ NOT_MADE_AGAIN = "a recorded call is not made again"
 NONE_RECORDED = "none of its calls could be recorded"
 
 
-def differs(text: str, where: str, shown: str) -> str:
-    """How an edited construction differs, and the line of the program that raised the error."""
-    if not where:
-        return FOUND_TO_DIFFER.format(text)
-    if _LATE in text:
+def raised(words: str, where: str, shown: str) -> str:
+    """The error of an edited function, and the line of the program that raised it."""
+    if _LATE in words:
         return LATE_RULE.format(where, shown)
-    return AT_LINE.format(text, where, shown)
+    return AT_LINE.format(words, where, shown)

@@ -13,6 +13,11 @@ from xmap_compat.tools.leave.xmap_calls import XmapCall, span_of
 from xmap_compat.tools.source.bindings import Names
 from xmap_compat.tools.source.reading import read, source_files
 
+# An import of what only this package has.
+_NEEDS = re.compile(
+    r"(?m)^\s*(from|import) (xmap_compat|jax\.experimental\.maps|jax\.experimental import.*\bmaps)\b"
+)
+
 
 def judge(
     xmap_calls: Iterable[XmapCall], sources: Mapping[str, Source], folders: Collection[str]
@@ -62,11 +67,10 @@ def _assigned(c: XmapCall, sources: Mapping[str, Source]) -> str:
 
 def others_that_need(sources: Mapping[str, Source], folders: Collection[str]) -> list[str]:
     """Files that did not run, which files of the program import, and which need this package."""
-    program = "\n".join(line for source in sources.values() for line in source.lines)
+    program = "\n".join("\n".join(source.lines) for source in sources.values())
     found = []
     for path, text in _others(sources, folders):
         imports = rf"\bimport\b.*\b{path.stem}\b|\bfrom .*\b{path.stem} import"
-        needs = r"(?m)^\s*(from|import) (jax\.experimental\.maps|jax\.experimental import.*\bmaps|xmap_compat)\b"
-        if re.search(imports, program) and re.search(needs, text):
+        if re.search(imports, program) and _NEEDS.search(text):
             found.append(path.name)
     return sorted(found)

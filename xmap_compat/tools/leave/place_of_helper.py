@@ -41,11 +41,11 @@ class Helper:
             return
         folder = self._beside
         package = ""
-        imported = [path for path in edited if self._modules.get(path, "") not in ("", "__main__")]
-        packaged = [path for path in imported if self._package(path)]
-        for path in packaged[:1] or imported[:1]:
-            package, *inner = self._package(path).split(".")
-            folder = os.path.join(os.path.dirname(path), *[".."] * len(inner))
+        for path in edited:
+            is_imported = self._modules.get(path, "") not in ("", "__main__")
+            if is_imported and not package:
+                package, *inner = self._package(path).split(".")
+                folder = os.path.join(os.path.dirname(path), *[".."] * len(inner))
         self.path = _ours_or_free(os.path.normpath(folder))
         self.module = f"{package}.{Path(self.path).stem}".lstrip(".")
         if os.path.exists(self.path):
@@ -68,9 +68,11 @@ class Helper:
         """The change of the file, if it lacks one of these functions."""
         if not functions:
             return {}
-        before = None if self.before is None else self.before.decode()
+        before = self.before and self.before.decode()
         new = helper_text(functions, before).encode()
-        return {} if new == self.before else {self.path: (self.before, new)}
+        if new == self.before:
+            return {}
+        return {self.path: (self.before, new)}
 
 
 def _ours_or_free(folder: str) -> str:

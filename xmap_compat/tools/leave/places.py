@@ -52,16 +52,20 @@ class Source:
         self._axes = axes
         self._traced = traced
         self._modules = modules
-        self._calls = {span_of(n): n for n in self.names.nodes if isinstance(n, ast.Call)}
+        self._calls: dict[Span, ast.Call] = {}
         self.functions: dict[ast.AST, str] = {}
         for node in self.names.nodes:
             name = ""
+            if isinstance(node, ast.Call):
+                self._calls[span_of(node)] = node
             if isinstance(getattr(node, "ctx", None), ast.Load):
                 name = self.names.of(node)
             if name in FUNCTIONS and self._may_be_over_axis(name, node):
                 self.functions[node] = FUNCTIONS[name]
-        self.methods = [call for call in self._calls.values() if self._is_method(call)]
-        self.layers = [value for call in self._calls.values() for value in self._layer_axes(call)]
+        self.methods = [*filter(self._is_method, self._calls.values())]
+        self.layers: list[ast.expr] = []
+        for call in self._calls.values():
+            self.layers += self._layer_axes(call)
 
     # ---- what changes
 
@@ -119,7 +123,8 @@ class Source:
         name = self.names.of(node)
         if not isinstance(node, (ast.Name, ast.Attribute)):
             name = self.names.dotted(node)
-        return "" if name.startswith(".") or name.partition(".")[0] in self._modules else name
+        is_of_program = name.startswith(".") or name.partition(".")[0] in self._modules
+        return "" if is_of_program else name
 
     def xmaps(self) -> dict[ast.expr, Span]:
         """Each use of xmap in a call, and the place of the outermost call that starts there."""

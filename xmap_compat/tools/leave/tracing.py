@@ -69,7 +69,7 @@ def _collectives(placed: Any, users_file: Callable[[str], str]) -> Iterator[tupl
 
 
 def _names_an_axis(eqn: Any) -> bool:
-    """Whether a collective is over an axis of the program, and not over mesh axes alone."""
+    """Whether a collective is over an axis of the program, and not only over mesh axes."""
     names = mentioned_names(eqn.params)
     return not all(isinstance(name, MeshAxis) for name in names)
 

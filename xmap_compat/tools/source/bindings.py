@@ -26,20 +26,10 @@ class Names:
         self.parents: dict[ast.AST, ast.AST] = {}
         self.bound: dict[str, list[Any]] = defaultdict(list)
         self.stars: list[str] = []  # modules of which all names are imported
-        self._values: dict[ast.AST, ast.AST | None] = {}
         for node in self.nodes:
-            self.parents.update(dict.fromkeys(ast.iter_child_nodes(node), node))
-            self._note_values(node)
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
             self._bind(node)
-
-    def _note_values(self, node: ast.AST) -> None:
-        """Note what the targets in a statement get; None for those of a comprehension."""
-        if isinstance(node, ast.Assign):
-            self._values.update(dict.fromkeys(node.targets, node.value))
-        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
-            self._values[node.target] = node.value or node.target
-        elif isinstance(node, ast.comprehension):
-            self._values.update(dict.fromkeys(ast.walk(node.target)))
 
     def _bind(self, node: ast.AST) -> None:
         if isinstance(node, IMPORTS):
@@ -48,10 +38,23 @@ class Names:
             if node.names[0].name == "*":
                 self.stars.append(str(getattr(node, "module", "")))
             return
-        value = self._values.get(node, node)
-        if value is not None:
-            for name in bound_by(node):
+        for name in bound_by(node):
+            value = self._value(node)
+            if value is not None:
                 self.bound[name].append(value)
+
+    def _value(self, node: ast.AST) -> ast.AST | None:
+        """What a node that binds a name gives it; None in a comprehension, which hides it."""
+        parent = self.parents[node]
+        if isinstance(parent, ast.Assign):
+            return parent.value
+        if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
+            return parent.value or node
+        while isinstance(parent, (ast.Tuple, ast.List, ast.Starred)):
+            parent = self.parents[parent]
+        if isinstance(parent, ast.comprehension):
+            return None
+        return node
 
     def of(self, node: ast.AST) -> str:
         """``'jax.lax.psum'`` for ``lax.psum``, by the last import of ``lax``; empty if it is bound

@@ -92,6 +92,12 @@ class Renaming:
     def is_asked(self) -> bool:
         return bool(self._renamed or self._written)
 
+    def asked_of(self, module: str) -> set[str]:
+        """The names of a module that the new texts have."""
+        texts = [*self._renamed.values(), *(edit.text for edit in self._written)]
+        tokens = TOKEN.findall(" ".join(texts))
+        return {name for home, name in tokens if home == module}
+
     # ---- the edits
 
     def edits(self) -> list[Edit]:
@@ -104,7 +110,9 @@ class Renaming:
         for edit in self._written:
             edits.append(edit._replace(text=self._spelled(edit.text)))
         lines = [f"{head}{', '.join(sorted(new))}" for head, new in sorted(self._new.items())]
-        last = self._last_import()
+        last = None
+        if lines:
+            last = self._last_import()
         for statement in self._imports:
             new = _statements(self._now[statement])
             if new != _statements(_as_it_is(statement)):
@@ -113,13 +121,13 @@ class Renaming:
                     lines = []
                 parent = self.names.parents[statement]
                 edits.append(in_place_of(statement, parent, self.lines, new))
-        if lines:
+        if last and lines:
             edits.append(beside(last, self.lines, lines))
         return edits
 
     def _carried_by_imports(self) -> dict[Any, str]:
         """What is renamed, without names whose import brings another object from now on: all uses
-        are renamed to that.
+        are renamed to that.  Imports of modules in ``homes`` are written together, in one place.
         """
         renamed = dict(self._renamed)
         for statement in self._imports:
@@ -128,7 +136,9 @@ class Renaming:
                 uses = self._loads[local]
                 texts = {self._renamed.get(node, "") for node in uses}
                 token = TOKEN.fullmatch(" ".join(texts))
-                if token and (alias.asname or token[2] == local):
+                if token is None or token[1] in self.homes:
+                    continue
+                if alias.asname or token[2] == local:
                     self.carry(alias, *token.groups())
                     for node in uses:
                         renamed.pop(node, None)
@@ -236,23 +246,26 @@ class Renaming:
         reaching = {module, root}
         if f"{module}.".startswith(NOT_IN_JAX):
             reaching.remove(root)
+        dotted = ""
         for statement in self.tree.body:
             for head, imported in self._now.get(statement, ()):
                 if head == f"from {module} import " and imported.partition(" as ")[0] == name:
                     return _local(imported)
                 if head == "import " and is_of_import and imported in reaching:
-                    return f"{module}.{name}"
-        return ""
+                    dotted = f"{module}.{name}"
+        return dotted
 
     def _last_import(self) -> ast.stmt:
         """The last of the imports that follow the first one of JAX: before that, a program may set
-        options that JAX reads.
+        options that JAX reads.  Modules in ``homes`` may be found by a later ``sys.path`` only.
         """
         last = first_of_jax(self.tree)
+        follows = True
         for statement in self.tree.body[self.tree.body.index(last) + 1 :]:
-            if not isinstance(statement, IMPORTS):
-                break
-            last = statement
+            sets_path = bool(self.homes) and "sys.path" in ast.unparse(statement)
+            follows = sets_path or (follows and isinstance(statement, IMPORTS))
+            if follows:
+                last = statement
         return last
 
 
