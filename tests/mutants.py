@@ -57,7 +57,7 @@ MOST_FILES = 12  # a file takes time to import
 MOST_TESTS = 80
 AT_ONCE = 8
 FEW_LINES = 30
-SECONDS = 30.0  # after which no more tests are tried
+SECONDS = 20.0  # after which no more tests are tried
 MOST_SECONDS = 180.0
 FORK = multiprocessing.get_context("fork")
 
@@ -362,21 +362,18 @@ def changed_since(base: str) -> list[Edit]:
 
 
 def found_before(path: pathlib.Path, edits: list[Edit]) -> list[Edit]:
-    """The edits that a list says a test has found, where they are now: in a function of the same
-    name, or in another one, if no other place has the same change.
+    """The edits that a list says a test has found, if their functions still have them, in the same
+    file or in another.
     """
     by_name = {edit.name: edit for edit in edits}
     by_function = {(edit.function, edit.change): edit for edit in edits}
-    times = collections.Counter(edit.change for edit in edits)
-    by_change = {edit.change: edit for edit in edits if times[edit.change] == 1}
     still_there = []
     for line in path.read_text().splitlines():
         name, _, test = line.partition("  ")
         if name.startswith("#") or test.startswith("-"):
             continue
         old = Edit(name)
-        moved = by_function.get((old.function, old.change), by_change.get(old.change))
-        if edit := by_name.get(name, moved):
+        if edit := by_name.get(name, by_function.get((old.function, old.change))):
             still_there.append(dataclasses.replace(edit, found_by=test))
     return still_there
 

@@ -20,7 +20,8 @@ _MORE_ROWS = f"""
 alias   0.4.30 {MAPS}.{{xmap mesh Mesh SerialLoop serial_loop}} -> xmap_compat.{{}}
 alias   0.4.30 {MAPS}.AnonymousSerialLoop -> xmap_compat.SerialLoop
 alias   0.4.30 {MAPS}.{{AxisName MeshAxisName ResourceAxisName}} -> collections.abc.Hashable
-adapter 0.4.30 {MAPS}.{{Loop ResourceEnv EMPTY_ENV thread_resources Resource ResourceSet}} -> {INSTALL}
+adapter 0.4.30 {MAPS}.{{Loop ResourceEnv EMPTY_ENV thread_resources}} -> {INSTALL}
+adapter 0.4.30 {MAPS}.{{Resource ResourceSet}} -> {INSTALL}
 refused 0.4.30 {MAPS}.{{make_xmap_callable xmap_p}} -> xmap_compat.xmap: this was an inside of it
 alias   0.4.30 jax.lax.{{pargmax pargmin pdot pgather xeinsum}} -> xmap_compat.{{}}
 alias   0.4.30 jax.core.NamedShape -> xmap_compat.random.NamedShape

@@ -14,6 +14,7 @@ import tokenize
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 NOTEBOOK = ".ipynb"
 # Magics: cells that run Python, statements that do (`if 1:` is as long as `%time`), and lines that
@@ -60,7 +61,8 @@ def read(path: Path, data: bytes | None = None) -> Program:
     cells: list[tuple[int, int]] = []
     tree = ast.Module([], [])
     try:
-        data = path.read_bytes() if data is None else data
+        if data is None:
+            data = path.read_bytes()
         if path.suffix == NOTEBOOK:
             for number, cell in enumerate(json.loads(data)["cells"], start=1):
                 if cell["cell_type"] == "code":
@@ -87,7 +89,9 @@ def _python(cell: str, before: int, errors: list[Error]) -> str:
     if re.match(r"\s*%%", cell):
         cell = blank
     # IPython dedents an indented cell; here the line before it opens a block.
-    head = "if 1:\n" if re.match(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]", cell) else "\n"
+    head = "\n"
+    if re.match(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]", cell):
+        head = "if 1:\n"
     without_magics = _LINE.sub(r"\1pass", _PYTHON_LINE.sub(r"\1if 1:", cell))
     why = []
     for text in (cell, without_magics):
@@ -105,7 +109,8 @@ def _parse(text: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the program's own texts
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        return compile(text, "program", "exec", flags, dont_inherit=True)  # type: ignore[return-value]
+        tree: Any = compile(text, "program", "exec", flags, dont_inherit=True)
+    return tree
 
 
 def _error(error: BaseException) -> Error:

@@ -112,7 +112,9 @@ class Renaming:
         for edit in self._written:
             edits.append(edit._replace(text=self._spelled(edit.text)))
         lines = [f"{head}{', '.join(sorted(new))}" for head, new in sorted(self._new.items())]
-        last = self._last_import()
+        last = None
+        if lines:
+            last = self._last_import()
         for statement in self._imports:
             new = _statements(self._now[statement])
             if new != _statements(_as_it_is(statement)):
@@ -121,7 +123,7 @@ class Renaming:
                     lines = []
                 parent = self.names.parents[statement]
                 edits.append(in_place_of(statement, parent, self.lines, new))
-        if lines:
+        if last and lines:
             edits.append(beside(last, self.lines, lines))
         return edits
 
@@ -246,13 +248,14 @@ class Renaming:
         reaching = {module, root}
         if f"{module}.".startswith(NOT_IN_JAX):
             reaching.remove(root)
+        dotted = ""
         for statement in self.tree.body:
             for head, imported in self._now.get(statement, ()):
                 if head == f"from {module} import " and imported.partition(" as ")[0] == name:
                     return _local(imported)
                 if head == "import " and is_of_import and imported in reaching:
-                    return f"{module}.{name}"
-        return ""
+                    dotted = f"{module}.{name}"
+        return dotted
 
     def _last_import(self) -> ast.stmt:
         """The last of the imports that follow the first one of JAX: before that, a program may set
