@@ -80,8 +80,7 @@ def test_plans_are_those_of_a_real_mesh(case, resources, real):
         (whole, xmap_compat.plan(step, *args, mesh=without)),
     ):
         assert str(other) == as_abstract(plan, real)
-        assert [t.bytes_sent for t in other.transfers] == [t.bytes_sent for t in plan.transfers]
-        assert other.to_dict() == plan.to_dict() and other.svg() == plan.svg()
+        assert other.collectives == plan.collectives and other.svg() == plan.svg()
     unnamed = AbstractMesh((4, 2), ("x", "y"))
     with use_abstract_mesh(
         unnamed

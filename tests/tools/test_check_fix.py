@@ -102,8 +102,9 @@ def test_what_is_unused_is_dropped_and_comments_stay(grid):
 
 # ------------------------------------------------------------------------- edits, letter by letter
 
-PJIT = "from jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
+PJIT = "import jax\nfrom jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
 INSTALL = "import xmap_compat; xmap_compat.install()\n"
+DOCSTRING = '"""It has\nimport jax\n"""\n'
 SHAPED = "import jax\nfrom jax.core import ShapedArray\n\ndef rule(x):\n    return [\n"
 # A program, and what is written.
 EDITS = {
@@ -112,8 +113,19 @@ EDITS = {
         "import jax as J\ndef f(tree):\n    return J.tree.map(abs, tree)",
     ),
     "a name of JAX that other modules have now": (
-        "import jax\ndef f(Primitive, core):\n    return jax.core.Primitive",
-        "import jax.extend.core\ndef f(Primitive, core):\n    return jax.extend.core.Primitive",
+        "import jax\ndef f(Primitive, core):\n    return jax.core.Primitive, jax.jit",
+        "import jax\nimport jax.extend.core\n"
+        "def f(Primitive, core):\n    return jax.extend.core.Primitive, jax.jit",
+    ),
+    "the last use of a module": (
+        "import jax.experimental.maps\njax.jit(jax.experimental.maps.xmap)",
+        "import jax\nfrom xmap_compat import xmap\njax.jit(xmap)",
+    ),
+    "another use of a module": (
+        "import jax.experimental.maps\n"
+        "jax.experimental.maps.xmap, jax.experimental.maps.thread_resources",
+        f"{INSTALL}import jax.experimental.maps\nfrom xmap_compat import xmap\n"
+        "xmap, jax.experimental.maps.thread_resources",
     ),
     "a module of numpy or JAX": (
         "import jax\ntry:\n    import jax.numpy as np\nexcept ImportError:\n    import numpy as np\n"
@@ -126,8 +138,9 @@ EDITS = {
         "from jax.tree import map as tree_map, leaves\nfrom jax import jit\n__all__ = ['tree_map']\nleaves",
     ),
     "a mesh class that is compared": (
-        "from jax.experimental import maps\nf = lambda m: isinstance(m, maps.Mesh)",
-        f"{INSTALL}from jax.experimental import maps\nf = lambda m: isinstance(m, maps.Mesh)",
+        f"{DOCSTRING}from jax.experimental import maps\nf = lambda m: isinstance(m, maps.Mesh)",
+        f"{DOCSTRING}{INSTALL}from jax.experimental import maps\n"
+        "f = lambda m: isinstance(m, maps.Mesh)",
     ),
     "the same names from elsewhere": (
         "from jax.experimental import maps\nfrom jax.sharding import Mesh\nmaps.Mesh, maps.xmap",

@@ -73,10 +73,9 @@ def compiled_text(step, args):
 
 
 def sent_by_plan(found):
-    """From the dictionary, which has all that the plan has."""
     sent = collections.Counter()
-    for t in found.to_dict()["transfers"]:
-        sent[tuple(a for a in SIZES if a in t["mesh_axes"])] += t["total"]
+    for t in found.transfers:
+        sent[tuple(a for a in SIZES if a in t.mesh_axes)] += t.total
     return dict(sent)
 
 
@@ -332,7 +331,7 @@ def test_planning_leaves_no_trace(mesh42):
     f = xmap(lambda v: lax.psum(v, "i"), ["i", ...], [...], axis_resources={"i": "x"})
     with mesh42:
         plan(lambda v: f(v) + f(v), shaped(8))
-        assert "xmap_compat_site" not in str(
+        assert "xmap_compat_equation" not in str(
             jax.make_jaxpr(f)(shaped(8)).jaxpr.pretty_print(name_stack=True)
         )
 

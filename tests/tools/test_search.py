@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import re
 
 import jax
@@ -191,14 +190,6 @@ def test_the_table_tells_all(mesh22):
     assert sum(row[0] == "-" for row in rows) == sum(c.dominated for c in usable(found))
     assert refused.splitlines()[0].split() == ["REFUSED", "WHY"]
     assert re.search(r"k: x, j: x.* alike +Axes `j` and `k` are both", refused)
-
-
-def test_a_dictionary_has_all_of_it(mesh22):
-    found = search(product, *ARGS, mesh=mesh22)
-    told = json.loads(json.dumps(found.to_dict()))
-    assert told["mesh"] == {"x": 2, "y": 2} and len(told["found"]) == len(found)
-    first = told["found"][0]
-    assert (first["bytes_held"], first["name"]) == (found[0].bytes_held, found[0].name)
 
 
 def test_names_of_candidates_are_short():

@@ -46,7 +46,7 @@ NONE: Names = frozenset()
 
 
 class Place(NamedTuple):
-    """A value whose axes meet, for messages: in our words, and in legacy's where they differ."""
+    """A value that varies over two axes of one resource, in our words and in those of legacy."""
 
     ours: str
     legacy: str = ""

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 # What imports JAX is imported late, for a program may still set the variables that JAX reads.
 
-ABOUT_MESH = """the sizes of a mesh that you do not have, as x=64,y=64, for a program that plans, traces or lowers. Its
-first call with arrays fails, as no devices can run it: the plan of that call is the last one"""
+ABOUT_MESH = (
+    "the sizes of a mesh that you do not have, as x=64,y=64, for a program that plans, traces or "
+    "lowers. Its first call with arrays fails, as no devices can run it: the plan of that call is "
+    "the last one"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

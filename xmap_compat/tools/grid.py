@@ -150,12 +150,8 @@ def device_ids(mesh: _jax.AnyMesh | None) -> list[int]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """``[0, 1, 2, 5]`` -> ``'0-2 5'``; ``[0, 8, 16, ..., 120]`` -> ``'0 8 .. 120'``."""
-    numbers = sorted(numbers)
-    steps = set(np.diff(numbers).tolist())
-    if len(numbers) > 4 and len(steps) == 1 and steps != {1}:
-        return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
-    runs = by_key(enumerate(numbers), lambda at: at[1] - at[0])
+    """``[0, 1, 2, 5]`` -> ``'0-2 5'``."""
+    runs = by_key(enumerate(sorted(numbers)), lambda at: at[1] - at[0])
     words: list[str] = []
     for run in runs.values():
         first = run[0][1]

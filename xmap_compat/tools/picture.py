@@ -63,11 +63,13 @@ def _shared(some: Sequence[Colour]) -> str:
 # ---------------------------------------------------------------------------------- SVG
 
 STYLE = (
-    ".xmap text{font-family:DejaVu Sans,Verdana,Helvetica,Arial,sans-serif;fill:#1f2430}.xmap .faint{fill:#6b7280}"
-    ".xmap .bold{font-weight:bold}.xmap .on{fill:#1f2430}.xmap .paper{fill:#ffffff}.xmap .sheet{fill:#f3f4f6}"
+    ".xmap text{font-family:DejaVu Sans,Verdana,Helvetica,Arial,sans-serif;fill:#1f2430}"
+    ".xmap .faint{fill:#6b7280}.xmap .bold{font-weight:bold}.xmap .on{fill:#1f2430}"
+    ".xmap .paper{fill:#ffffff}.xmap .sheet{fill:#f3f4f6}"
     ".xmap .edge{stroke:#374151;fill:none}.xmap .sent{fill:#2563eb}"
-    "@media (prefers-color-scheme:dark){.xmap text{fill:#e5e7eb}.xmap .faint{fill:#9ca3af}.xmap .paper{fill:#16181d}"
-    ".xmap .edge{stroke:#9ca3af}.xmap .sheet{fill:#2a2e37}.xmap .sent{fill:#60a5fa}}"
+    "@media (prefers-color-scheme:dark){.xmap text{fill:#e5e7eb}.xmap .faint{fill:#9ca3af}"
+    ".xmap .paper{fill:#16181d}.xmap .edge{stroke:#9ca3af}.xmap .sheet{fill:#2a2e37}"
+    ".xmap .sent{fill:#60a5fa}}"
 )
 PAGE = 500
 MARGIN = 16
@@ -168,8 +170,8 @@ class _Canvas:
         height = round(self.y + MARGIN)
         size = f'width="{PAGE}" height="{height}"'
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} class="xmap" viewBox="0 0 {PAGE} {height}"'
-            ' style="max-width:100%;height:auto" role="img">'
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} class="xmap" '
+            f'viewBox="0 0 {PAGE} {height}" style="max-width:100%;height:auto" role="img">'
             f"<title>{escape(title)}</title><style>{STYLE}</style>"
             f'<rect {size} class="paper" rx="8"/>{"".join(self.elements)}</svg>\n'
         )

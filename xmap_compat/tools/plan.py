@@ -222,7 +222,7 @@ def plan(step: Callable[..., Any], *args: Any, mesh: _jax.AnyMesh | None = None)
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
 
     Returns:
-      A :class:`Plan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.to_dict()``.
+      A :class:`Plan`: ``.calls``, ``.transfers``, ``.bytes_sent``.
 
     Example:
 
@@ -231,7 +231,8 @@ def plan(step: Callable[..., Any], *args: Any, mesh: _jax.AnyMesh | None = None)
       >>> loss = xmap(lambda v: jax.lax.psum(v**2, "i"), ["i"], {}, axis_resources={"i": "x"})
       >>> with Mesh(jax.devices()[:2], "x"):
       ...     plan = xmap_compat.plan(jax.value_and_grad(loss), np.ones(8, np.float32))
-      >>> [transfer.kind for transfer in plan.transfers], plan.bytes_sent  # print(plan) shows all of it
+      >>> # print(plan) shows all of it
+      >>> [transfer.kind for transfer in plan.transfers], plan.bytes_sent
       (['all-reduce'], 4)
     """
     if not callable(step):
@@ -380,6 +381,6 @@ def _array(path: str, aval: Any, spec: AxisSpec, placed: PlacedCall) -> Array:
 
 def _no_array_for_step(path: str, value: Any) -> TypeError:
     return TypeError(
-        f"{path} is {described(value)}, but the arguments of a step are arrays, their types, scalars, or pytrees of "
-        "them. Bind a static value with functools.partial"
+        f"{path} is {described(value)}, but the arguments of a step are arrays, their types, "
+        "scalars, or pytrees of them. Bind a static value with functools.partial"
     )

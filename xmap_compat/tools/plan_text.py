@@ -194,8 +194,8 @@ def _search_lines(found: Candidates, usable: Sequence[Candidate]) -> Iterator[st
     )
     if any(c.dominated for c in usable):
         yield (
-            "-: dominated: another assignment keeps as many devices busy, is worse in no column and "
-            "better in one"
+            "-: dominated: another assignment keeps as many devices busy, is worse in no column "
+            "and better in one"
         )
 
 

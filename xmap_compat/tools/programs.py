@@ -16,6 +16,8 @@ def add_program(parser: argparse.ArgumentParser, words: str) -> None:
 
 def program_of(options: argparse.Namespace) -> list[str]:
     """The arguments of ``runner.run_program``; empty if no program is given."""
+    if options.module:
+        return ["-m", *options.module]
     if options.module is not None:
-        return ["-m", *options.module] if options.module else []
+        return []
     return options.program[options.program[:1] == ["--"] :]

@@ -136,9 +136,11 @@ def search(
 
       >>> import jax, numpy as np
       >>> from xmap_compat import Mesh, search, xmap
-      >>> def make(axis_resources):
-      ...     return jax.grad(xmap(lambda v: jax.lax.psum(v**2, "i"), ["i"], {}, axis_resources=axis_resources))
-      >>> found = search(make, np.ones(8, np.float32), mesh=Mesh(jax.devices()[:2], "x"))  # print(found) shows a table
+      >>> def make(resources):
+      ...     f = xmap(lambda v: jax.lax.psum(v**2, "i"), ["i"], {}, axis_resources=resources)
+      ...     return jax.grad(f)
+      >>> # print(found) shows a table
+      >>> found = search(make, np.ones(8, np.float32), mesh=Mesh(jax.devices()[:2], "x"))
       >>> [(candidate.axis_resources, candidate.bytes_held) for candidate in found]
       [({'i': 'x'}, 20), ({}, 36)]
     """
@@ -218,8 +220,9 @@ class _Task:
             step = self.make(fixed)
         except Exception as error:
             error.add_note(
-                f"search called {self.name}({fixed!r}) as make(axis_resources), which should return "
-                "the step with the resources of fixed. Pass an xmapped function, or make(axis_resources)"
+                f"search called {self.name}({fixed!r}) as make(axis_resources), which should "
+                "return the step with the resources of fixed. Pass an xmapped function, or "
+                "make(axis_resources)"
             )
             raise
         if not callable(step):
@@ -348,34 +351,38 @@ def _no_mesh() -> ValueError:
 
 def _no_maker(name: str, count: int) -> TypeError:
     return TypeError(
-        f"search got {name}, which cannot be called with axis_resources alone: it looks like the step itself. Pass an "
-        f"xmapped function, or a function that makes the step: lambda axis_resources: <the step of {count} arguments>"
+        f"search got {name}, which cannot be called with axis_resources alone: it looks like the "
+        "step itself. Pass an xmapped function, or a function that makes the step: lambda "
+        f"axis_resources: <the step of {count} arguments>"
     )
 
 
 def _unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
     return ValueError(
-        f"search: fixed has resources for axes {as_set(unknown)}, but the xmapped functions of the step have the axes "
-        f"{as_set(known)}. Name only these in fixed{did_you_mean(unknown, known)}"
+        f"search: fixed has resources for axes {as_set(unknown)}, but the xmapped functions of the "
+        f"step have the axes {as_set(known)}. Name only these in "
+        f"fixed{did_you_mean(unknown, known)}"
     )
 
 
 def _ignored_resources(names: Sequence[Hashable]) -> ValueError:
     return ValueError(
-        f"the step that make(axis_resources) returned gave other resources to the axes {as_set(names)}. Let it pass "
-        "axis_resources on to xmap, or pin the axis by fixed="
+        "the step that make(axis_resources) returned gave other resources to the axes "
+        f"{as_set(names)}. Let it pass axis_resources on to xmap, or pin the axis by fixed="
     )
 
 
 def _no_xmapped_call() -> ValueError:
     return ValueError(
-        "search found no call of an xmapped function in the step, so there are no named axes to assign. Let "
-        "make(axis_resources) return a function that calls xmap(..., axis_resources=axis_resources)"
+        "search found no call of an xmapped function in the step, so there are no named axes to "
+        "assign. Let make(axis_resources) return a function that calls xmap(..., "
+        "axis_resources=axis_resources)"
     )
 
 
 def _too_many_candidates(names: Sequence[Hashable], count: int, most: int) -> ValueError:
     return ValueError(
-        f"There are {count ** len(names)} assignments ({count} for each of {as_set(names)}), more than the {most} that "
-        f"search plans. Fix an axis: fixed={{{names[-1]!r}: ()}}; or give it some mesh axis there"
+        f"There are {count ** len(names)} assignments ({count} for each of {as_set(names)}), more "
+        f"than the {most} that search plans. Fix an axis: fixed={{{names[-1]!r}: ()}}; or give it "
+        "some mesh axis there"
     )

@@ -157,7 +157,9 @@ def grouped(rows: Rows, where: str) -> Rows:
         return name, row[1:]
 
     groups = list(by_key(body, key).values())
-    shown = groups if len(groups) <= MANY else groups[: MANY - 1]
+    shown = groups
+    if len(groups) > MANY:
+        shown = groups[: MANY - 1]
     found = [head]
     for group in shown:
         name = with_more([row[0] for row in group])

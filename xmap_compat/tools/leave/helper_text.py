@@ -78,10 +78,17 @@ class _Module:
         return found
 
     def texts_of(self, names: Collection[str]) -> list[str]:
-        return [self._text[node] for name, node in self.definitions.items() if name in names]
+        texts = []
+        for name, node in self.definitions.items():
+            if name in names:
+                texts.append(self._text[node])
+        return texts
 
     def imported(self) -> set[str]:
-        return {_local(alias) for node in self._imports for alias in node.names}
+        found: set[str] = set()
+        for node in self._imports:
+            found.update(map(_local, node.names))
+        return found
 
     def imports_of(self, names: Collection[str], there: Collection[str] = ()) -> list[str]:
         """The statements that import what some definitions use, and is not there."""
@@ -95,7 +102,10 @@ class _Module:
             if self._text[node].startswith("\n"):
                 blank = "\n"
             lacking = copy.copy(node)
-            lacking.names = [alias for alias in node.names if _local(alias) in used]
+            lacking.names = []
+            for alias in node.names:
+                if _local(alias) in used:
+                    lacking.names.append(alias)
             if lacking.names:
                 texts.append(blank + ast.unparse(lacking) + "\n")
                 blank = ""
@@ -107,7 +117,11 @@ def _local(alias: ast.alias) -> str:
 
 
 def _names_in(node: ast.stmt) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    found = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            found.add(part.id)
+    return found
 
 
 _WHOLE = _Module(_SOURCE.read_text())
@@ -128,7 +142,7 @@ def _functions_of(parameters: set[str]) -> list[str]:
 
 
 _COLLECTIVES = _functions_of({"axis_name", "axes"})
-_REDUCTIONS = [name for name in _functions_of({"axis"}) if name not in _COLLECTIVES]
+_REDUCTIONS = set(_functions_of({"axis"})).difference(_COLLECTIVES)
 # Functions that reduce over positions, unless a literal name says otherwise.
 REDUCTIONS = {"jax.numpy.amax": "max", "jax.numpy.amin": "min"}
 # The name of the helper's function for what a program calls.
@@ -139,4 +153,4 @@ for _home in ("jax.numpy", "jax.nn", "jax.scipy.special"):
     REDUCTIONS |= {f"{_home}.{name}": name for name in _REDUCTIONS}
 FUNCTIONS |= REDUCTIONS
 # Those that are methods of arrays too.
-METHODS = [name for name in _REDUCTIONS if hasattr(np.ndarray, name)]
+METHODS = _REDUCTIONS.intersection(dir(np.ndarray))

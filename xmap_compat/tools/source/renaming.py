@@ -102,6 +102,8 @@ class Renaming:
 
     def edits(self) -> list[Edit]:
         """All edits of the file; none if nothing was asked for, and no import of it is gone."""
+        if not self.tree.body:
+            return []
         renamed = self._carried_by_imports()
         self._now = {statement: self._of_statement(statement) for statement in self._imports}
         self._taken = self._taken_names()
@@ -246,13 +248,14 @@ class Renaming:
         reaching = {module, root}
         if f"{module}.".startswith(NOT_IN_JAX):
             reaching.remove(root)
+        dotted = ""
         for statement in self.tree.body:
             for head, imported in self._now.get(statement, ()):
                 if head == f"from {module} import " and imported.partition(" as ")[0] == name:
                     return _local(imported)
                 if head == "import " and is_of_import and imported in reaching:
-                    return f"{module}.{name}"
-        return ""
+                    dotted = f"{module}.{name}"
+        return dotted
 
     def _last_import(self) -> ast.stmt:
         """The last of the imports that follow the first one of JAX: before that, a program may set

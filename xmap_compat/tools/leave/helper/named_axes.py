@@ -37,7 +37,7 @@ ENTERED = dict[str, Axis]()
 
 
 class _Spec(dict):
-    """{name of an axis: its dimension} of an array.  For JAX, a dict is a pytree; this is a leaf."""
+    """{name of an axis: its dimension} of an array.  For JAX, this is a leaf."""
 
 
 def mapped(
@@ -169,7 +169,9 @@ def _bound_locals(name):
 
 
 def _tuple(x):
-    return tuple(x) if type(x) in (tuple, list) else (x,)
+    if type(x) in (tuple, list):
+        return tuple(x)
+    return (x,)
 
 
 def is_bound(name):
@@ -442,7 +444,8 @@ def _of_trees(collective):
 
 @_of_trees
 def all_gather(x, axes, *, axis=0, tiled=False, **options):
-    x = x if tiled else jnp.expand_dims(x, axis)
+    if not tiled:
+        x = jnp.expand_dims(x, axis)
     return _gather(x, axes, axis, **options)
 
 
@@ -456,7 +459,9 @@ def psum_scatter(x, axes, *, scatter_dimension=0, tiled=False, **options):
             x = _own_part(x, name, k)
         else:
             x = lax.psum_scatter(x, name, scatter_dimension=k, tiled=True, **options)
-    return x if tiled else jnp.squeeze(x, k)
+    if tiled:
+        return x
+    return jnp.squeeze(x, k)
 
 
 @_of_trees
