@@ -254,6 +254,8 @@ def test_what_orders_of_addition_explain_is_no_difference():
     ):
         assert values.difference(leaf(dtype, small), leaf(dtype, 0)) == ""
         assert values.difference(leaf(dtype, large), leaf(dtype, 0)) != ""
+    with_nan = lambda error: {"": np.array([np.nan, np.inf, 1 + error], "f4")}
+    assert values.difference(with_nan(1e-6), with_nan(0)) == ""
     numbers = lambda k: {"": np.array([1 << 30, k])}
     assert "1 of its 2 elements" in values.difference(numbers(1), numbers(2))
 
@@ -301,11 +303,10 @@ def recorder(tmp_path):
 
 def test_what_one_xmap_call_has_traced_counts_for_others_of_the_same_function(recorder):
     """JAX traces it once."""
-    declared = xmap(lambda row: jax.lax.psum(row, "i"), ["i"], []).declared
-    plan = argparse.Namespace(declared=declared)
+    xmapped = xmap(lambda row: jax.lax.psum(row, "i"), ["i"], [])
     cs = [XmapCall("a.py", (k, 0, k, 9), number=k) for k in range(2)]
     for c in cs:
-        recorder.functions[c.number][c.number] = argparse.Namespace(plan=plan)
+        recorder.functions[c.number][c.number] = xmapped
     recorder.learn(cs)
     assert [c.axes for c in cs] == [{"i"}, {"i"}]
 
@@ -349,14 +350,12 @@ def test_a_gradient_of_what_an_xmapped_function_closes_over_is_noted(recorder):
 
 def test_the_first_calls_of_each_kind_are_noted_with_the_arguments_that_they_had(recorder):
     c = XmapCall("a.py", PLACE)
-    called = functools.partial(
-        recorder.called, c, 1, xmap(lambda row: row.sum(), ["i", ...], ["i"])
-    )
-    for k in range(5):
+    xmapped = xmap(lambda row: row.sum(), ["i", ...], ["i"])
+    for k in range(5):  # the calls of `xmap` at the same place
         changed = X + k
-        called(changed)
+        recorder.called(c, k, xmapped, changed)
         changed[:] = 0
-        called(changed[:1].astype(np.int32))
+        recorder.called(c, k, xmapped, changed[:1].astype(np.int32))
     found = [noted.call.leaves[0].value for noted in recorder.noted]
     np.testing.assert_array_equal(found[::2], [X, X + 1, X + 2])
     assert [value.dtype for value in found[1::2]] == [np.int32] * 3 and c.calls == 10

@@ -34,9 +34,9 @@ The names of values say which these are: :mod:`xmap_compat.core.once`.
 and the sum 15 has counted ``du`` twice.  Every element's call returned the same second result, so
 one of them takes its cotangent (:func:`_at_first_element`): 1 + 6 and 2 + 0, which is 9.
 
-*A rule that sums, and has a term of its own*: ``f(w) = psum(w, 'i') + w``, ``bwd(ct) = psum(ct,
-'i') + ct``.  Nothing varies, and one cotangent arrives, 1.  For an element the rule means the sum of
-all cotangents, plus the cotangent of that element.  So:
+*A rule that sums, and has a term besides*: ``f(w) = psum(w, 'i') + w``, ``bwd(ct) = psum(ct, 'i') +
+ct``.  Nothing varies, and one cotangent arrives, 1.  For an element the rule means the sum of all
+cotangents, plus the cotangent of that element.  So:
 
     If one result of the rule depends on the cotangent by a collective in which it stands for the
     elements' own, and without any collective, each element has its own value, an equal part, in all

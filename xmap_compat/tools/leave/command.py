@@ -8,6 +8,7 @@ import argparse
 import importlib.util
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,9 @@ _ENTRY = (
     "import pickle, sys; from xmap_compat.tools.leave import {0}; "
     "{0}.main(pickle.load(open(sys.argv[1], 'rb')))"
 )
+# What JAX says of `with mesh:`, if it is asked to.
+_WARN = "default:`with mesh:`:DeprecationWarning"
+_WITH_MESH = re.compile(r"([^\s/\\]+:\d+): DeprecationWarning: `with mesh:`")
 HOME = str(Path(__file__).resolve().parents[3])
 
 
@@ -171,6 +175,9 @@ class Leaving:
         self.put(folders, edited)
         limit = max(120.0, 10 * self.seconds)
         code = self.execute(task, "replaying", limit)
+        log = patch.contents(task["log"]).decode(errors="replace")
+        warned = _WITH_MESH.search(log)
+        edited.with_mesh = warned[1] if warned else ""
         seen = Replayed()
         if os.path.exists(task["result"]):
             seen = Replayed(**pickle.loads(patch.contents(task["result"])))
@@ -184,15 +191,15 @@ class Leaving:
         if seen.ended is None:
             seen.ended = f"exit code {code}"
         if not problems and seen.ended != found.ended:
-            return self.ended_otherwise(task, patched, [seen.ended, found.ended])
+            return self.ended_otherwise(log, patched, [seen.ended, found.ended])
         return problems
 
     def ended_otherwise(
-        self, task: dict[str, Any], patched: Sequence[XmapCall], ends: list[str]
+        self, log: str, patched: Sequence[XmapCall], ends: list[str]
     ) -> dict[int, str]:
         """Print how the output of the edited program ends; no xmap call is verified."""
-        lines = patch.contents(task["log"]).decode(errors="replace").splitlines()
-        print(messages.SECOND_PRINTS, *lines[-MOST_LINES:], "---", sep="\n", file=sys.stderr)
+        lines = log.splitlines()[-MOST_LINES:]
+        print(messages.SECOND_PRINTS, *lines, "---", sep="\n", file=sys.stderr)
         why = messages.ENDED.format(*[end or messages.NO_ERROR for end in ends])
         if not patched:
             raise Refused(why)
@@ -242,6 +249,7 @@ class Leaving:
             output: dict[str, Any] = {"stdout": 2}
             if module == "replaying":
                 output = {"stdout": log, "stderr": log}
+                environment["PYTHONWARNINGS"] = _WARN
             process = subprocess.Popen(
                 command, cwd=task["cwd"], env=environment, stdin=subprocess.DEVNULL, **output
             )

@@ -40,7 +40,6 @@ for _home in HOMES:
     _WITHOUT_XMAP[f"{_env}.shape"] = "{h:context_mesh}().shape"
 _INSTALLS = ("xmap_compat.install", "xmap_compat.legacy.install")
 _OPTION = re.compile(r"(jax_)?experimental_xmap")
-_WITH_MESH = re.compile(r"(?i)\s*with (?!.*(set|use)_mesh).*mesh.*:")
 
 
 @dataclasses.dataclass
@@ -53,7 +52,7 @@ class Edited:
       left: for what the program still needs this package.
       helper: the helper file.
       functions: what the helper file is to have.
-      with_mesh: the first line that enters a mesh by ``with mesh:``.
+      with_mesh: a line of which JAX warned when it ran: it enters a mesh by ``with mesh:``.
     """
 
     changes: Changes = dataclasses.field(default_factory=dict)
@@ -154,12 +153,10 @@ class Program:
             texts, _ = self._texts(patched, stays, installs=True)
         changes: dict[str, tuple[bytes | None, bytes]] = {}
         places = []
-        with_mesh = ""
         for path, data in texts.items():
             places += self._places(path, data, patched)
             if data != self.files[path]:
                 changes[path] = self.files[path], data
-                with_mesh = with_mesh or _line_with_mesh(path, data)
         changes |= self.helper.change(self.functions)
         return Edited(
             changes=changes,
@@ -167,7 +164,6 @@ class Program:
             left=[*left, *others],
             helper=self.helper.path,
             functions=sorted(self.functions),
-            with_mesh=with_mesh,
         )
 
     def _texts(
@@ -288,13 +284,6 @@ def _mapped_in(names: Names) -> list[ast.AST]:
         if is_read and re.search(r"(^|\.)named_axes(_\d+)?\.mapped$", names.of(node)):
             found.append(node)
     return found
-
-
-def _line_with_mesh(path: str, data: bytes) -> str:
-    for number, line in enumerate(python_of(data, path).split("\n"), 1):
-        if _WITH_MESH.match(line):
-            return f"{os.path.basename(path)}:{number}"
-    return ""
 
 
 # ---- names of JAX that are gone

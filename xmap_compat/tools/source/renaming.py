@@ -102,6 +102,8 @@ class Renaming:
 
     def edits(self) -> list[Edit]:
         """All edits of the file; none if nothing was asked for, and no import of it is gone."""
+        if not self.tree.body:
+            return []
         renamed = self._carried_by_imports()
         self._now = {statement: self._of_statement(statement) for statement in self._imports}
         self._taken = self._taken_names()
