@@ -250,11 +250,18 @@ def with_traced_transpose(eqn: Any, trace: Callable[[Callable[[], Any]], Any]) -
 def _scan(params):
     """Flat trees ``ft_in`` replace ``num_consts`` and ``num_carry`` since 0.11."""
     if "num_consts" in params:
-        counts = [params["num_consts"], params["num_carry"]]
+        num_consts = params["num_consts"]
+        num_carry = params["num_carry"]
     else:
-        *counts, _ = map(len, params["ft_in"].unpack())
-    body = params["jaxpr"]
-    return Scan(body, *counts, params["length"], params["reverse"], params["unroll"])
+        num_consts, num_carry, _ = map(len, params["ft_in"].unpack())
+    return Scan(
+        params["jaxpr"],
+        num_consts,
+        num_carry,
+        params["length"],
+        params["reverse"],
+        params["unroll"],
+    )
 
 
 def _custom_jvp(params):

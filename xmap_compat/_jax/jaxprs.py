@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -68,7 +68,7 @@ def subjaxprs(params: Any) -> Iterator[Any]:
     if isinstance(params, (jex_core.Jaxpr, jex_core.ClosedJaxpr)):
         yield params
         return
-    held = ()
+    held: Iterable[Any] = ()
     if isinstance(params, Mapping):
         held = params.values()
     elif isinstance(params, (tuple, list)):
