@@ -82,7 +82,7 @@ def einsum(
     parsed = parse(spec)
     if len(operands) != len(parsed.inputs):
         raise _einsum_operand_count(spec, len(parsed.inputs), len(operands))
-    arrays = [jnp.asarray(x) for x in operands]
+    arrays = list(map(jnp.asarray, operands))
     _check_strategy(optimize)
     dtype = jnp.result_type(*arrays)
     terms = [_operand(parsed, k, x.astype(dtype)) for k, x in enumerate(arrays)]

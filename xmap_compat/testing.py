@@ -203,7 +203,9 @@ def _loop_lengths(size):
     """Two iterations, or as few as possible, and one for each element: ``[2, 8]`` for 8."""
     if size == 1:
         return []
-    fewest = next(length for length in range(2, size + 1) if size % length == 0)
+    fewest = 2
+    while size % fewest:
+        fewest += 1
     return sorted({fewest, size})
 
 

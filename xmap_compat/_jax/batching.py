@@ -211,13 +211,13 @@ def _jvp_untyped_call(primals, tangents, *, jaxpr):
     def pushed(*args):
         primals = args[: len(jaxpr.in_avals)]
         fun = functools.partial(_smooth_part, jaxpr, primals, moving)
-        moved = tuple(primals[k] for k in moving)
+        moved = _at(moving, primals)
         _, pushed = jax.jvp(fun, moved, args[len(primals) :])
         return pushed
 
     outs = untyped_call_p.bind(*primals, jaxpr=jaxpr)
     out_tangents = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
-    found = _untyped_call(pushed, *primals, *(tangents[k] for k in moving))
+    found = _untyped_call(pushed, *primals, *_at(moving, tangents))
     for k, tangent in zip(smooth, found):
         out_tangents[k] = tangent
     return outs, out_tangents
@@ -225,15 +225,22 @@ def _jvp_untyped_call(primals, tangents, *, jaxpr):
 
 def _smooth_results(jaxpr):
     """The positions of results that have a tangent: integers have none."""
-    types = [aval.to_tangent_aval() for aval in jaxpr.out_avals]
-    return [k for k, aval in enumerate(types) if aval.dtype != float0]
+    smooth = []
+    for k, aval in enumerate(jaxpr.out_avals):
+        if aval.to_tangent_aval().dtype != float0:
+            smooth.append(k)
+    return smooth
 
 
 def _smooth_part(jaxpr, args, where, *values):
     """The results that have a tangent, for arguments of which those at ``where`` are replaced."""
     given = dict(enumerate(args)) | dict(zip(where, values))
     outs = jex_core.jaxpr_as_fun(jaxpr)(*given.values())
-    return [outs[k] for k in _smooth_results(jaxpr)]
+    return list(_at(_smooth_results(jaxpr), outs))
+
+
+def _at(places, values):
+    return tuple(values[k] for k in places)
 
 
 def _transpose_untyped_call(cts, *operands, jaxpr):
@@ -244,11 +251,11 @@ def _transpose_untyped_call(cts, *operands, jaxpr):
     def pulled(*args):
         primals = dict.fromkeys(range(len(operands))) | dict(zip(known, args))
         fun = functools.partial(_smooth_part, jaxpr, primals.values(), linear)
-        transposed = jax.linear_transpose(fun, *(jaxpr.in_avals[k] for k in linear))
+        transposed = jax.linear_transpose(fun, *_at(linear, jaxpr.in_avals))
         return transposed(list(args[len(known) :]))
 
     smooth_cts = [ad.instantiate_zeros(cts[k]) for k in smooth]
-    found = _untyped_call(pulled, *(operands[k] for k in known), *smooth_cts)
+    found = _untyped_call(pulled, *_at(known, operands), *smooth_cts)
     cotangents = dict.fromkeys(range(len(operands))) | dict(zip(linear, found))
     return list(cotangents.values())
 

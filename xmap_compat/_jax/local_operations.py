@@ -106,8 +106,12 @@ def reshaped(x: Any, shape: Sequence[int]) -> Any:
 
 def _agreeing(some, others):
     """How many of the first dimensions are the same."""
-    same = [one == other for one, other in zip(some, others)]
-    return [*same, False].index(False)
+    count = 0
+    for one, other in zip(some, others):
+        if one != other:
+            break
+        count += 1
+    return count
 
 
 def gather(x: Any, axes: Sequence[Any], to: str) -> Any:

@@ -49,9 +49,11 @@ def _on_device(
     placed: PlacedCall, view: DeviceView, consts: Sequence[Any], leaves: Sequence[Any]
 ) -> list[Any]:
     """The results of one device from its parts of the arguments."""
-    enter, leave = _enter, _leave
+    enter = _enter
+    leave = _leave
     if view.nested:
-        enter, leave = boundary.take_part, boundary.gather_parts
+        enter = boundary.take_part
+        leave = boundary.gather_parts
     # Where arguments enter and results leave, a device's part of a looped axis is one dimension.
     outside = dataclasses.replace(view, placements=view.placements_without_loops())
     args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]

@@ -27,7 +27,9 @@ def install_with_jax(then: Callable[[], None] | None = None) -> None:
 
 def uninstall_with_jax() -> None:
     """Undo ``install_with_jax()``, whether JAX has been imported or not."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImportFinder)]
+    for finder in [*sys.meta_path]:
+        if isinstance(finder, _ImportFinder):
+            sys.meta_path.remove(finder)
     _do_not_install_in_children()
     if "xmap_compat.legacy.restore" in sys.modules:
         sys.modules["xmap_compat.legacy.restore"].uninstall()

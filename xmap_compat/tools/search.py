@@ -208,7 +208,9 @@ class _Task:
             raise _no_xmapped_call()
         known = dict(placed)
         _check_fixed(self.fixed, list(known))
-        self.names = [name for name in known if name not in self.fixed]
+        self.names = [*known]
+        for name in self.fixed:
+            self.names.remove(name)
         has_own_shard_map = plan.mesh is not None and not any(known.values())
         self.kinds = dict(self.mesh.shape)
         if has_own_shard_map:

@@ -17,7 +17,10 @@ from xmap_compat.tools.check import checker, editor, facts, findings, report, ta
 from xmap_compat.tools.progress import progress
 from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
-CLEAN, FOUND, WRONG, LEFT = 0, 1, 2, 3
+CLEAN = 0
+FOUND = 1
+WRONG = 2
+LEFT = 3
 NOT_SEEN = (
     "Not seen: names made at run time, uses in code that catches ImportError, and installed "
     "packages.\n"

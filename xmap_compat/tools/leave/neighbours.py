@@ -15,7 +15,8 @@ from xmap_compat.tools.source.reading import read, source_files
 
 # An import of what only this package has.
 _NEEDS = re.compile(
-    r"(?m)^\s*(from|import) (xmap_compat|jax\.experimental\.maps|jax\.experimental import.*\bmaps)\b"
+    r"(?m)^\s*(from|import) "
+    r"(xmap_compat|jax\.experimental\.maps|jax\.experimental import.*\bmaps)\b"
 )
 
 

@@ -82,7 +82,9 @@ def diff(changes: Changes) -> bytes:
     for path, (before, after) in sorted(changes.items()):
         top = _git(path, "rev-parse", "--show-toplevel") or os.getcwd()
         name = os.fsencode(os.path.relpath(os.path.realpath(path), os.path.realpath(top)))
-        old_name = b"/dev/null" if before is None else b"a/" + name
+        old_name = b"a/" + name
+        if before is None:
+            old_name = b"/dev/null"
         texts = (data.splitlines(keepends=True) for data in (before or b"", after))
         lines += difflib.diff_bytes(difflib.unified_diff, *texts, old_name, b"b/" + name)
     return b"".join(line if line.endswith(b"\n") else line + _NO_END for line in lines)
