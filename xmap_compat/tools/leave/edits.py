@@ -198,7 +198,7 @@ class Program:
                 for alias in old_aliases(node):
                     is_for_install = alias.name in ("xmap_compat", "install")
                     if not (installs and is_for_install):
-                        left.append(f"{alias.name} of {os.path.basename(path)}:{node.lineno}")
+                        left.append(f"{alias.name} of {os.path.basename(path)}:{alias.lineno}")
         return texts, left
 
     def _ask(self, source: Source, renaming: Renaming, stays: bool, installs: bool) -> None:

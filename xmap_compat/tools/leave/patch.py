@@ -85,8 +85,9 @@ def diff(changes: Changes) -> bytes:
         old_name = b"a/" + name
         if before is None:
             old_name = b"/dev/null"
-        texts = (data.splitlines(keepends=True) for data in (before or b"", after))
-        lines += difflib.diff_bytes(difflib.unified_diff, *texts, old_name, b"b/" + name)
+        old = (before or b"").splitlines(keepends=True)
+        new = after.splitlines(keepends=True)
+        lines += difflib.diff_bytes(difflib.unified_diff, old, new, old_name, b"b/" + name)
     return b"".join(line if line.endswith(b"\n") else line + _NO_END for line in lines)
 
 

@@ -68,7 +68,9 @@ class Helper:
         """The change of the file, if it lacks one of these functions."""
         if not functions:
             return {}
-        before = self.before and self.before.decode()
+        before = None
+        if self.before is not None:
+            before = self.before.decode()
         new = helper_text(functions, before).encode()
         if new == self.before:
             return {}

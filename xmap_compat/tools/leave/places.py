@@ -75,8 +75,9 @@ class Source:
         """
         parent = self.names.parents[function]
         if name in REDUCTIONS:
-            is_call = isinstance(parent, ast.Call) and parent.func is function
-            return is_call and self._is_over(parent, parent.args[1:2])
+            if not isinstance(parent, ast.Call) or parent.func is not function:
+                return False
+            return self._is_over(parent, parent.args[1:2])
         if not isinstance(parent, ast.Call):
             return True
         named = texts_in(*parent.args, *(keyword.value for keyword in parent.keywords))
@@ -158,7 +159,7 @@ class Source:
             return None
         return call
 
-    def missed(self, names: Collection[str]) -> ast.Call | None:
+    def missed(self, names: frozenset[Any]) -> ast.Call | None:
         """A call of a library that names one of these axes, and stays."""
         for span in self._calls:
             call = self.not_named(span)

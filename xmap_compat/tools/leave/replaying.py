@@ -120,7 +120,7 @@ class Verifier:
         with mesh:
             args = jax.tree.unflatten(found.structure, map(values.restored, record.leaves))
             results = values.evaluated(found.function, args, record.differentiated)
-        return values.difference(results, record.results, record.is_coarse)
+        return values.difference(results, record.results or {}, record.is_coarse)
 
     def line_of(self, error: BaseException) -> tuple[str, int]:
         """The innermost line of the program that an error has passed, and the user's file."""

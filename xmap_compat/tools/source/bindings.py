@@ -22,7 +22,7 @@ class Names:
     """
 
     def __init__(self, tree: ast.Module):
-        self.nodes = list(ast.walk(tree))
+        self.nodes: list[Any] = list(ast.walk(tree))
         self.parents: dict[ast.AST, ast.AST] = {}
         self.bound: dict[str, list[Any]] = defaultdict(list)
         self.stars: list[str] = []  # modules of which all names are imported
