@@ -22,7 +22,8 @@ _ARE_OURS: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def is_of_jax(primitive: Any) -> bool:
-    """Whether JAX, or this package, defines a primitive: one of their modules holds this object.
+    """Whether JAX or this package defines a primitive, so that we know its rules: one of their
+    modules holds this object.
 
     The name of a primitive does not say so, as anybody may call one "add".
     """
@@ -89,7 +90,7 @@ def batched(
 
 
 def _first_if(is_mapped):
-    """A mapped dimension in front."""
+    """0, the position in front, for what is mapped; else None."""
     return 0 if is_mapped else None
 
 
@@ -125,7 +126,7 @@ def _note(varying, level, is_mapped):
 
 
 def _observed(fun, positions, note):
-    """``fun``, which calls ``note`` with which of its results the ``vmap`` around it maps.
+    """``fun``; it also calls ``note`` with which of its results the ``vmap`` around maps.
 
     Args:
       positions: those of the mapped dimensions of the arguments, of which one is not None.

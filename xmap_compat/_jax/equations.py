@@ -190,9 +190,10 @@ class Expanded(NamedTuple):
     """An operation of ``jax.experimental.hijax`` that is evaluated by its definition, derivatives
     included.
 
-    It is a linear map that holds a function (``tangent_solve`` of a ``lax.custom_root`` is given
-    one), or its results
-    have no derivative: JAX's batching rule of ``searchsorted`` fails where XLA partitions axes.
+    There are two kinds: linear maps that hold a function, such as the one that the
+    ``tangent_solve`` of a ``lax.custom_root`` gets; and operations whose results have no
+    derivative, such as ``searchsorted``, whose batching rule in JAX fails where XLA partitions
+    axes.
     """
 
     apply: Callable[..., Any]
@@ -281,7 +282,11 @@ def _linear_solve(params):
 
 
 def _operation(params):
-    """Operations of ``jax.experimental.hijax``, with which JAX makes its roots since 0.11.2."""
+    """An operation of ``jax.experimental.hijax``, with which JAX makes its roots since 0.11.2.
+
+    None if it is bound like an ordinary primitive: it is of an older class, has a batching rule of
+    the user's, holds no function, or has no derivative rule.
+    """
     operation: Any = params["_prim"]
     if not isinstance(operation, HiPrim):
         return None

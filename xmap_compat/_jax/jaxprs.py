@@ -1,4 +1,4 @@
-"""Jaxprs: their parts, calls inlined, references discharged."""
+"""Jaxprs: their parts, effects and dead code, references discharged, and parameters to bind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NamedAxisEffect: Any = type(next(iter(_sample.effects)))
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module is JAX's, or of this package."""
+    """Whether a module belongs to JAX or to this package."""
     return module.partition(".")[0] in ("jax", "xmap_compat")
 
 

@@ -52,7 +52,8 @@ def _needs_plain_types(eqn, params, mesh_axes):
     if not mesh_axes:
         return False
     if primitive.name in ("reduce", "cholesky_update", "erf", "erfc"):
-        # The user's computation in the derivative, constants or branches do not vary.
+        # Their derivatives hold the user's computation, constants or branches, whose types do not
+        # vary.
         return True
     has_derivative = primitive in ad.primitive_jvps or primitive in ad.primitive_transposes
     if eqn.effects or not has_derivative:
@@ -68,8 +69,8 @@ def _needs_plain_types(eqn, params, mesh_axes):
     return _FORGETFUL[primitive]
 
 
-# Whether the types of a primitive's results lack the mesh axes of its operands, as those of other
-# libraries do.
+# For each primitive, whether its results' types lack mesh axes that its operands vary over, as in
+# other libraries.
 _FORGETFUL: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 

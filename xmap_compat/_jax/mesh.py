@@ -222,7 +222,8 @@ def _exit_block(mesh, *exc_info, exiting=sys.is_finalizing):
         _pop_mesh()
 
 
-# A block of the restored `with` may outlive the restoration: it ends as it has begun.
+# In place also while a block is open: one that was entered under install() may end after
+# uninstall(), and must be left as it was entered.
 _in_blocks = Restoration(
     replaced(jax.sharding.Mesh, "__exit__", _exit_block), _bare_specs_in_jit.enter
 )

@@ -51,9 +51,10 @@ def _set(holder, name, value):
 
 
 class Restoration:
-    """Patches that are in place while any thread needs them; ``enter`` is a patch itself.
+    """Patches that are in place while any thread needs them.
 
-    The first user puts them in place, and the last one restores exactly what was there.
+    The first ``enter`` puts them in place, the last ``exit`` puts back exactly what was there.
+    ``enter`` is a ``Patch`` itself.
     """
 
     def __init__(self, *patches: Patch):

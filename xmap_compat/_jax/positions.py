@@ -62,6 +62,7 @@ def api_boundary(fun: C) -> C:
     return cast(C, at_boundary)
 
 
+# Code objects; all functions that api_boundary makes share one.
 _BOUNDARIES = {api_boundary(len).__code__}
 
 
@@ -72,7 +73,7 @@ def boundary(fun: C) -> C:
 
 
 def end_at_user(error: Exception) -> None:
-    """Shorten the traceback of an error that a boundary has caught, and raises on.
+    """Shorten the traceback of an error that a boundary has caught, and raises again.
 
     Within another boundary it stays: functions there look for the frame that raised the error.
     """
@@ -140,7 +141,7 @@ def user_frames_of(
     """The user's frames that an error passed with their lines, innermost first, and JAX's below
     these, outermost first.
 
-    None where this package raised the error.
+    Both are empty where this package raised the error.
     """
     passed = list(traceback.walk_tb(error.__traceback__))
     package = os.path.dirname(os.path.dirname(__file__)) + os.sep

@@ -325,7 +325,9 @@ def _call(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> C
 
 
 def _nested(jaxpr: Any) -> Iterator[Nested]:
-    """Each nested call is at the call that holds its equations."""
+    """The nested calls; the place of each is the innermost call around its equations whose line is
+    known.
+    """
     for eqn, around in _jax.walk(jaxpr):
         calls = calls_in(str(eqn.source_info.name_stack))
         if not calls:

@@ -90,7 +90,7 @@ class Candidates(Shown, Sequence[Candidate]):
 
     Attributes:
       mesh: as it was given, or in scope.
-      found: those that can be used by their facts, dominated ones last; then refused ones.
+      found: usable ones in the order of their facts, dominated ones last; then refused ones.
       compiled: whether they were compiled.
     """
 
@@ -191,7 +191,8 @@ class _Task:
       name: that of the function which the user gave.
       make: makes the step.
       names: the axes to assign.
-      kinds: for each mesh axis its size, or the axis itself where equal ones are not the same.
+      kinds: for each mesh axis its size, as equal ones can be exchanged; its name if a
+        ``shard_map`` of the user's tells them apart.
     """
 
     name: str
@@ -233,7 +234,7 @@ class _Task:
         return step
 
     def assignments(self) -> list[list[Resources]]:
-        """Every assignment, beside those that only exchange equal mesh axes."""
+        """All assignments, in groups of those that only exchange equal mesh axes."""
         sets: list[Any] = [(), *self.kinds]
         for count in range(2, len(self.kinds) + 1):
             sets.extend(itertools.combinations(self.kinds, count))

@@ -61,7 +61,7 @@ class Entry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _StagedBody:
-    """One use of a jaxpr in a staged program.
+    """What is around the equations of one use of a jaxpr; two uses are never equal.
 
     Attributes:
       stack: the named scopes around it.
@@ -77,7 +77,7 @@ class _StagedBody:
         return f"{self.stack}/{own}" if own else self.stack
 
     def inside(self, eqn: Any, found: Any) -> _StagedBody:
-        """The jaxprs in an equation of this one."""
+        """The surroundings of equations in the jaxprs of this equation."""
         mesh_shape = self.mesh_shape
         if isinstance(found, _jax.ShardMap):
             mesh_shape = found.mesh_shape
@@ -90,8 +90,8 @@ class Operation:
     type.
 
     Attributes:
-      body: the jaxpr that contains it.
-      found: its structured form, if it has one.
+      body: what is around it.
+      found: its structured form (``_jax.read``), an ``Entry``, or None.
       branches: the programs in it; those of a cond are alternatives.
     """
 

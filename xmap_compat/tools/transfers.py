@@ -345,7 +345,10 @@ class Reader:
         self._transfers.append(transfer)
 
     def _is_derivative(self, operation: Operation) -> bool:
-        """Forward mode stages an operation twice, for the value and then for its tangent."""
+        """Whether an operation belongs to a derivative; ask once for each, as it is noted.
+
+        Forward mode stages an operation twice, the second time for the tangent.
+        """
         source = self._scopes.source_of(operation.stack)
         types = [str(value.aval) for value in operation.operands]
         key = operation.body, source, operation.name, str(operation.eqn.params), *types

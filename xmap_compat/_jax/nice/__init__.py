@@ -1,4 +1,5 @@
-"""Optional parts: without one of them xmap gives the same numbers and compiles the same programs.
+"""Optional parts.  Without one, some programs are refused or explained less (``MISSING``); what
+xmap does compute and compile is the same.
 
 Each part is a module here, which tries what it needs of JAX when it is imported.  If this JAX lacks
 that, the part is off, and one warning says so.  ``XMAP_COMPAT_PUBLIC=1`` turns all parts off.

@@ -41,6 +41,7 @@ def replace(mesh: jax.sharding.Mesh, base: bool = False) -> Any:
     made = thread_resources.env._replace(physical_mesh=mesh)
     at = 0 if base else -1
     thread_resources.stack[at] = made
+    # Push and pop: JAX updates `env` and jit's cache key where a context ends.
     thread_resources.stack.append(thread_resources.stack[-1])
     pop()
     return made

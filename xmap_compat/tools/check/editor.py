@@ -1,5 +1,5 @@
-"""Rewrites removed names where they stand: today's names, none if nothing uses them, ``install()``
-for the rest.
+"""Rewrites removed names: today's names in their place; imports that nothing uses go;
+``install()`` gives the rest.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ class _File:
             self.renaming.cover(keyword)
             self._mended.add(keyword)
             return
+        # Keywords of pjit.pjit take specs: only literal ones are mended.  Others of pjit are left.
         is_same = ".pjit." not in gone.name
         if ".pjit.pjit" in gone.name:
             is_same = self._are_specs(keyword.value)
@@ -166,7 +167,9 @@ class _File:
             self._mended.add(keyword)
 
     def _are_specs(self, value: ast.expr) -> bool:
-        """Whether a value holds literal specs; each None that stands for one becomes ``P()``."""
+        """Write ``P()`` for each None that stands for a spec, and return True, if a value holds
+        literal specs only.
+        """
         nones = []
         parts = [value]
         while parts:

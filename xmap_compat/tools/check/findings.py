@@ -32,7 +32,7 @@ class Finding:
     column: int
     gone: table.Gone
     node: Any = None
-    dies: bool = True  # whether a program that runs under install() fails there
+    dies: bool = True  # whether a run under install() fails there
     guard: str = ""  # how the program is ready for it: then it is listed, and is no finding
 
     @property

@@ -30,6 +30,7 @@ def guard_of(names: Names, node: Any, name: str, error: type[Exception]) -> str:
             is_tried = child in parent.body
             if is_tried and _catches(parent, error):
                 return CAUGHT
+            # In a handler or an else: the try asks whether JAX has the name.
             if not is_tried and "jax" in ast.unparse(parent.body):  # type: ignore[arg-type]
                 return TESTED
         for test in _tests(parent, child):

@@ -101,6 +101,8 @@ class Texts(Names):
             today = moved.now
         given = self._given(call)
         is_complete = all(keyword.arg for keyword in call.keywords)
+        # A row of the table is for calls that lack this keyword; its name is no identifier, so it
+        # is looked up there, and JAX is not asked for it.
         if is_complete and not given.keys() & {"vmap_method", "vectorized"}:
             given["without vmap_method"] = call
         for name, node in given.items():
@@ -131,6 +133,8 @@ class Texts(Names):
         them.
         """
         inside: dict[str, ast.Call] = {}
+        # What may import a text that stands in no call: the last call whose argument is no text, or
+        # the first.
         elsewhere = self._by_text[:1]
         for call in self._by_text:
             texts = {text_of(node) for node in ast.walk(call)} - {""}

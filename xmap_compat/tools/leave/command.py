@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Returns the exit code: 0 if each xmap call is verified, 1 if not, 2 if there is nothing to
-    patch.
+    """Returns the exit code: 0 if each xmap call is verified, 1 if not, 2 if the program or the
+    patch is refused, or leave itself fails.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=patch.SCRATCH) as scratch:
@@ -93,7 +93,7 @@ class Leaving:
         program.judge()
         neighbours.judge(found.xmap_calls, program.sources, self.folders)
         others = neighbours.others_that_need(program.sources, self.folders)
-        # Its xmaps may have left already, in modules that it imports.
+        # This script calls no xmap any more, but the modules that it imports have a helper already.
         has_left = not (found.xmap_calls or found.ended or program.helper.before is None)
         if not (has_left and program.edited([], others).changes):
             self.check_called(found)
@@ -111,8 +111,8 @@ class Leaving:
         return report.Report(self.options, found.xmap_calls, patched, edited, self.scratch).print()
 
     def patched(self, found: Found) -> list[XmapCall]:
-        """The xmap calls to patch: those that are verified if they do not differ, and with them
-        those whose function is never called.
+        """The xmap calls to patch: the verifiable ones that are not refused, and with them those
+        that are made but never called.  Those inside of one that stays are refused here.
         """
         for c in found.xmap_calls:
             for number in c.inside:
@@ -215,7 +215,14 @@ class Leaving:
             file.write(f"\n\nmapped = {replaying.PROBE}(mapped)\n")
 
     def task_in(self, name: str) -> dict[str, Any]:
-        """The task of a run, in new copies of the folders."""
+        """The task of a run, in new copies of the folders.
+
+        Keys: ``tree`` (where the copies are), ``folders`` (the copy of each folder), ``cwd`` and
+        ``program`` (in the copy), and the paths of the files ``task``, ``records``, ``result`` and
+        ``log``.  ``replay`` points ``records`` at those of the first run, and adds ``ended`` (of
+        the first run), ``places`` (the number of the xmap call at each file, line and column),
+        ``files`` (the user's file for each copy) and ``needs_package``.
+        """
         here = os.path.join(self.scratch, name)
         shutil.rmtree(here, ignore_errors=True)
         tree = os.path.join(here, "tree")

@@ -149,6 +149,7 @@ class Program:
         """
         stays = len(patched) < len(self.found.xmap_calls)
         texts, left = self._texts(patched, stays, installs=stays or bool(others))
+        # Something else needs this package: then calls of install() stay too.
         if left and not stays:
             texts, _ = self._texts(patched, stays, installs=True)
         changes: dict[str, tuple[bytes | None, bytes]] = {}
@@ -237,17 +238,17 @@ class Program:
         """``xmap(`` becomes ``mapped(``, or a ``partial`` function of it."""
         callee: Any = self._callee(c)
         call: Any = source.names.parents[callee]
-        options = "undeclared=True" * c.undeclared
-        keywords = [k.arg for k in call.keywords]
-        if call.func is callee and not call.args and keywords[:1] not in ([], ["fun"], [None]):
-            # A decorator, which takes the function later.
-            first = call.keywords[0]
+        options = ", undeclared=True" if c.undeclared else ""
+        first = call.keywords[0] if call.keywords else None
+        if call.func is callee and not call.args and first and first.arg not in ("fun", None):
+            # `xmap(in_axes=...)` without a function is a decorator; `mapped` needs `partial` for
+            # that.
             start, _, _ = replacing(callee, "")
-            text = f"{{functools:partial}}({{h:mapped}}, {options}{', ' * c.undeclared}"
+            text = f"{{functools:partial}}({{h:mapped}}{options}, "
             renaming.write(start, (first.lineno, first.col_offset), text)
             renaming.cover(callee)
         elif options:
-            renaming.rename(callee, f"{{functools:partial}}({{h:mapped}}, {options})")
+            renaming.rename(callee, f"{{functools:partial}}({{h:mapped}}{options})")
         else:
             renaming.rename(callee, "{h:mapped}")
 

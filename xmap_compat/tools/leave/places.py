@@ -13,6 +13,7 @@ from xmap_compat.tools.source.bindings import Names, text_of
 from xmap_compat.tools.source.layout import program_of, replacing
 
 HOMES = ("jax.experimental.maps", "xmap_compat", "jax.interpreters.pxla")
+# What the program leaves: this package, and modules that JAX removed.
 GONE = tuple(f"{home}." for home in HOMES)
 XMAPS = tuple(f"{home}.xmap" for home in (*HOMES, "xmap_compat.api"))
 # By which libraries call the axis of a layer that reduces over it.

@@ -41,10 +41,11 @@ class Recorder:
         self.lock = threading.RLock()
         self.local = threading.local()
         self.xmap_calls: dict[Any, XmapCall] = {}
-        # By the numbers of xmap calls, what each has made; by the ids of declarations, what was
-        # traced; how many calls there were of each kind.
+        # By the number of an xmap call: the functions that it has made, by their ids.
         self.functions: dict[int, dict[int, Any]] = defaultdict(dict)
+        # By the id of a declaration: its traced calls.
         self.traces: dict[int, list[Any]] = defaultdict(list)
+        # How many calls of each kind were executed, once their arguments could be noted.
         self.seen: dict[Any, int] = defaultdict(int)
         self.noted: list[_Noted] = []
         self.records: list[RecordedCall] = []

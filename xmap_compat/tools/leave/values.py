@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 COARSE = 1e-2  # at least, where a program computes with numbers of less than 32 bits
+# Attributes of jitted functions that their stand-ins have too.
 JITTED = ("lower", "trace", "eval_shape", "clear_cache", "plan")
 
 Results = Mapping[str, np.ndarray]
@@ -126,7 +127,9 @@ def evaluated(
 
 
 def named(what: str, results: Any) -> dict[str, np.ndarray]:
-    """Arrays by their paths, and what devices have whose copies differ."""
+    """The arrays by their paths.  Where copies on devices differ from the whole, these copies
+    too.
+    """
     import jax
 
     found = {}

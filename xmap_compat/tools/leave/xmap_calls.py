@@ -17,14 +17,14 @@ class XmapCall:
 
     Attributes:
       function: the name of the mapped function.
-      reached: how often ``xmap(...)`` was called here.
+      reached: how many functions ``xmap(...)`` has made here.
       calls: how often what it makes was called, or traced.
       recorded: how many of these calls are recorded.
       inside: the numbers of the xmap calls in whose bodies it was called.
       differentiated: whether a gradient was taken from outside.
       axes: the names of its axes.
-      of_one_name: those that have the name of a mesh axis.
-      resources: whether an axis lies on mesh axes.
+      of_one_name: its axes that have the name of a mesh axis.
+      resources: whether an axis has resources: mesh axes or loops.
       undeclared: whether a result varies over an axis that its out_axes leave out.
       is_coarse: whether it computes with numbers of less than 32 bits.
       collectives: the calls in the user's files in which its collectives lie.
@@ -56,7 +56,9 @@ class XmapCall:
 
     @property
     def is_verified(self) -> bool:
-        """Whether recorded calls were compared; asked of one that is not refused."""
+        """Whether the second run compares it, or the one that calls it: it has recorded calls, or
+        was called in a body.  After that run, one that is not refused is verified.
+        """
         return bool(self.recorded or (self.calls and self.inside))
 
 

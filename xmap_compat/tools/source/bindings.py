@@ -7,9 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-MAPS = "jax.experimental.maps"
-
-
 IMPORTS = (ast.Import, ast.ImportFrom)
 # What binds the name in its field `name`.
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -57,8 +54,11 @@ class Names:
         return node
 
     def of(self, node: ast.AST) -> str:
-        """``'jax.lax.psum'`` for ``lax.psum``, by the last import of ``lax``; empty if it is bound
-        otherwise too, but to None where an import fails.
+        """The dotted name of a name or attribute, by imports only: ``'jax.lax.psum'`` for
+        ``lax.psum``.
+
+        The last import of ``lax`` counts.  Empty if something else binds ``lax`` too; ``lax =
+        None``, as where an import fails, is allowed.
         """
         if isinstance(node, ast.Attribute):
             owner = self.of(node.value)
@@ -72,8 +72,8 @@ class Names:
         return imported
 
     def meaning(self, name: str) -> Any:
-        """What a name is bound to, if that is one thing; a name of nowhere is one of the last
-        module with a star.
+        """The one thing that a name is bound to: a dotted name or a node; None if there is none, or
+        several.  A name that the file does not bind is taken to come from its last ``import *``.
         """
         found = self.bound.get(name, [])
         if not found and self.stars:
@@ -83,7 +83,9 @@ class Names:
         return None
 
     def dotted(self, node: Any, depth: int = 9) -> str:
-        """The dotted name of an expression; empty if it has none."""
+        """The dotted name of an expression; empty if it has none.  Unlike ``of`` it follows
+        assignments, ``partial``, ``getattr``, ``vars`` and ``sys.modules``.
+        """
         if isinstance(node, ast.Name):
             meant = self.meaning(node.id)
             if not depth:

@@ -118,7 +118,9 @@ def before(statement: ast.stmt, new: Iterable[str]) -> Edit:
 
 
 def first_of_jax(tree: ast.Module) -> ast.stmt:
-    """The first statement that imports JAX, or else the first import."""
+    """The first statement that imports JAX or xmap, else the first import, else the last
+    statement.
+    """
     is_of_jax = re.compile(r"(?m)^\s*(from|import) .*\b(jax|xmap_)")
     for statement in tree.body:
         is_text = isinstance(statement, ast.Expr)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 NOTEBOOK = ".ipynb"
-# Magics: cells that run Python, statements that do (`if 1:` is as long as `%time`), and lines that
-# do not.
+# Magics of IPython: cells and statements that hold Python, and lines that do not.  `%time` and
+# `%prun` become `if 1:`, which is as long, so columns stay.
 _PYTHON_CELL = re.compile(r"\s*%%(?:time|timeit|capture|prun)\b.*")
 _PYTHON_LINE = re.compile(r"(?m)^([ \t]*)%(?:time|prun)\b(?=[ \t]+\S)")
 _LINE = re.compile(
@@ -79,8 +79,8 @@ def read(path: Path, data: bytes | None = None) -> Program:
 
 
 def _python(cell: str, before: int, errors: list[Error]) -> str:
-    """A cell as Python of as many lines (blank where it is none) after one more; why it cannot be
-    parsed goes to ``errors``.
+    """A code cell as Python text: one line before it, then as many lines as it has, blank if it is
+    no Python.  Why it cannot be parsed is added to ``errors``.
     """
     magic = _PYTHON_CELL.match(cell)
     if magic:

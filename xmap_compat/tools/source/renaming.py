@@ -26,9 +26,11 @@ class Renaming:
     """The edits of a file.
 
     Attributes:
-      gone: homes of names that JAX removed, with a dot: their imports go, if nothing uses them.
+      gone: prefixes, each with its dot, of what is no longer to be imported: such imports go if
+        nothing uses them.
       exported: names that other files take from this one; ``*`` for all.
-      homes: modules that tokens name otherwise.
+      homes: the module to import for each module that tokens abbreviate: ``{'h': '.named_axes'}``
+        makes ``{h:psum}`` the ``psum`` of ``.named_axes``.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Renaming:
             self._covered.remove(kept)
 
     def carry(self, alias: ast.alias, module: str, name: str) -> None:
-        """Let a part of an import bring another object by the name that it has in the file."""
+        """Let a part of an import bring another object, under the name that the file uses now."""
         self._carried[alias] = module, name
 
     def write(self, start: tuple[int, int], end: tuple[int, int], text: str) -> None:
@@ -128,8 +130,10 @@ class Renaming:
         return edits
 
     def _carried_by_imports(self) -> dict[Any, str]:
-        """What is renamed, without names whose import brings another object from now on: all uses
-        are renamed to that.  Imports of modules in ``homes`` are written together, in one place.
+        """What is renamed at each use.
+
+        Where all uses of an imported name become one object, the import brings that object instead
+        (``carry``), and the uses stay.  Not for modules in ``homes``: they get one new import.
         """
         renamed = dict(self._renamed)
         for statement in self._imports:

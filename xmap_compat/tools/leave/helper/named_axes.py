@@ -7,13 +7,15 @@ which are an axis of `jax.vmap` with a name such as "batch over ('x', 'y')".  JA
 traces by the names that are bound, so this name must tell placements apart.  Under
 `jax.vmap(axis_name=...)`, `jax.pmap` or `jax.shard_map` alone, a name means what it means in JAX.
 
-JAX does not say:
+Limits:
 
-- Its types (check_vma=True) refuse most collectives over several axes, and are off.  So gradients
-  taken *outside* of a mapped function fail where a `custom_vjp` has a collective in a rule.
-- A branch or loop that devices take or leave apart, with a collective over their axis inside,
-  hangs.
-- Over an axis that its operand lacks, a collective may reduce another axis on the same mesh axis.
+- JAX's types (check_vma=True) refuse most collectives over several axes, so they are off.
+  Therefore gradients taken *outside* of a mapped function fail where a `custom_vjp` has a
+  collective in a rule.
+- JAX does not report it if some devices take a branch, or stay in a loop, and others do not, and a
+  collective over their axis is inside: the program hangs.
+- JAX does not report it if an operand lacks the axis of a collective: the collective may then
+  reduce another axis on the same mesh axis.
 """
 
 import math
@@ -32,7 +34,8 @@ SerialLoop = namedtuple("SerialLoop", "length")
 # An axis, the mesh axes that split it, its name for `jax.vmap`, and the chunks on a device.
 Axis = namedtuple("Axis", "name across local chunks")
 
-# By their names for `jax.vmap`: those that all calls of `mapped` have entered under another name.
+# The axes that calls of `mapped` have entered under another name than the user's, by that name.
+# None is ever removed: `is_bound` says which are in scope.
 ENTERED = dict[str, Axis]()
 
 
@@ -152,7 +155,7 @@ def _entered(names, resources):
 
 
 def _check_free(name, across):
-    """Refuse what is bound around: collectives could not tell later which of the two is meant."""
+    """Refuse names that are bound around already: collectives could not tell which one is meant."""
     bound = _bound_locals(name)
     bound += filter(_is_vmapped, (name, *across))
     if bound:
@@ -255,7 +258,8 @@ def _check_declared(inside, mesh, args):
     try:
         with jax.sharding.use_abstract_mesh(manual_mesh):
             jax.eval_shape(inside, *args)
-    except Exception as error:  # The others are of what jax.vmap cannot do, and jax.shard_map can.
+    except Exception as error:
+        # Other errors are about what jax.vmap cannot do; jax.shard_map may be able to.
         if "mapped output" in str(error):
             raise ValueError(
                 f"a result varies over {names}: name the axis in out_axes, or reduce over it"
@@ -334,7 +338,9 @@ def axes_of(names):
 
 
 def _check_not_late(name):
-    """Refuse what may be a rule that JAX traces after the mapped function: a mesh, and no axis."""
+    """Raise for what may be a rule that JAX traces late: its mesh axes are manual, and no axis is
+    bound.
+    """
     if any(map(is_bound, ENTERED)):
         return
     for axis in ENTERED.values():
@@ -385,7 +391,7 @@ def one_hot(x, num_classes, *, axis=-1, **options):
 def max(a, axis=None, *, keepdims=False, extremum=jnp.max):
     axes = axes_of(axis)
     top = extremum(lax.stop_gradient(a), axes, keepdims=True)
-    # lax.pmax has no derivative: ties share it.  And over several devices, XLA may lose NaN.
+    # lax.pmax has no derivative: here, ties share it equally.  And XLA may lose NaN over devices.
     ties = (a == top) | (a != a)
     finite = jnp.where(ties & ~jnp.isinf(a), a, 0) * 1.0
     changes = finite - lax.stop_gradient(finite)
