@@ -1,4 +1,4 @@
-"""Stage 1 of a call: the arguments of xmap, parsed, and those of a call, bound to their specs."""
+"""Stage 1: the parsed arguments of ``xmap``, and the arguments of a call, bound to their specs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,18 @@ from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, spec_names
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """The arguments that the user gave to xmap, parsed."""
+    """The arguments that the user gave to xmap, parsed.
+
+    Attributes:
+      fun, name: the user's function, and what messages call it.
+      in_specs, out_specs: ``in_axes`` and ``out_axes`` with an ``AxisSpec`` for each specification.
+      in_source, out_source: the same as the user wrote them, for messages.
+      sizes: ``axis_sizes``.
+      resources: the resources of each axis in ``axis_resources``.
+      names: every axis, in order of appearance.
+      backend: the platform that the user asked for.
+      undeclared: whether results may vary over axes on the mesh that their specs leave out.
+    """
 
     fun: Callable[..., Any]
     name: str
@@ -30,9 +41,7 @@ class Declaration:
     resources: Resources
     names: tuple[AxisName, ...]
     backend: str | None
-    undeclared: bool = (
-        False  # whether results may vary over axes on the mesh that their specs leave out
-    )
+    undeclared: bool = False
 
     def key(self) -> Hashable:
         """A key that is equal for equivalent declarations of one function."""

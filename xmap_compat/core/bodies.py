@@ -12,7 +12,8 @@ class _Subprogram(NamedTuple):
     """A jaxpr that a structured equation runs.
 
     Attributes:
-      operands: which operands of the equation it gets.
+      operands: which operands of the equation it gets; empty, and not used, for solves and hijax
+        operations.
       repeats: how often it runs; None if that is unknown.
       is_condition: whether it is the condition of a loop; the results of any other body are those
         of the equation.

@@ -42,8 +42,9 @@ class PlacedCall:
     Attributes:
       scope: the resources in scope at the call.
       placements: the named axes of the user, in order of appearance.
-      mesh_placements: mesh axes as named axes, on themselves: for nested calls, or as each
-        ``LocalElement``.
+      mesh_placements: mesh axes as named axes, each placed on itself: every ``MeshAxis`` if an
+        outermost call, or one nested in it, uses the mesh, and each ``LocalElement`` that is
+        needed.
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
       result_names: the named axes that each result varies over.
@@ -85,12 +86,12 @@ class PlacedCall:
 
 
 def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
-    """Stages 1 to 4 for one call: specs, sizes, placements, program, named shapes."""
+    """Stages 1 to 4 for one call."""
     return place_arguments(declared, bind_arguments(declared, args))
 
 
 def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
-    """Place a call whose arguments have been bound to their specs."""
+    """Stages 2 to 4 for a call whose arguments have been bound to their specs."""
     placements = locate(declared, arguments)
     scope = current_scope()
     sizes = {name: arguments.sizes[name] for name in placements}
@@ -119,12 +120,14 @@ def _check(
     program: NamedProgram,
     out_specs: tuple[AxisSpec, ...],
 ) -> PlacedCall:
-    """Stage 4: what varies over what, and whether each result fits its spec."""
+    """Stage 4: what varies over what, and whether each result fits its spec; the placed call, if
+    all is right.
+    """
     nested = bool(enclosing_bodies())
     used = _mesh_axes_used(program, placements)
     mesh_axes = axes.as_placements(body.mesh_axes) if used else {}
-    # Mesh axes are named axes of the outermost xmap only, but no value of a nested one may need one
-    # of them twice.
+    # Only the outermost xmap evaluates mesh axes as named axes.  They are here in a nested one too,
+    # so that a value that needs one of them twice is refused.
     checker = Checker(placements | mesh_axes, declared.name, trace_rule=call_without_axes)
     _check_outer_names(program, checker.placements, used)
     local = _local_elements(declared, checker, program, arguments.names, used)

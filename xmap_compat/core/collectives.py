@@ -36,6 +36,9 @@ def varied(operand: Names, axes: Names) -> Names:
 
 
 def varied_over_devices(operand: Names, axes: Names) -> Names:
+    """The names of a result that differs between devices: only mesh axes among the axes are
+    added.
+    """
     return operand.union(filter(is_of_devices, axes))
 
 
@@ -48,8 +51,8 @@ class Row:
 
     Attributes:
       called: the name of the public function, which plans print.
-      names: ``(operand names, axes of the collective) -> result names``: ``reduced`` or
-        ``varied``.
+      names: ``(operand names, axes of the collective) -> result names``: ``reduced``, ``varied``
+        or ``varied_over_devices``.
       translate: ``(view, params, *operands) -> result``: it on one device.
       in_groups: the same with ``axis_index_groups``; None if it takes none.
       reduces: whether it is a reduction, which may also be over positional dimensions.

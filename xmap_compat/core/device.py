@@ -230,8 +230,8 @@ def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> N
 
 
 def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
-    """Cast operands of one primitive to the same mesh axes, those that names do not show:
-    primitives add no casts.
+    """Cast the operands of one primitive to vary over the same mesh axes, also those that names do
+    not show: a primitive refuses operands of different types.
     """
     if not (view.in_users_shard_map or view.gathers_vary):
         return values
@@ -244,8 +244,8 @@ def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[Named
 def cast_as(
     view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]
 ) -> list[NamedValue]:
-    """Cast values to vary over mesh axes of the user's own ``shard_map``; ``axes`` gives those of
-    each value.
+    """Cast values to vary over mesh axes that names do not show; ``axes`` has those of each
+    value.
     """
     cast = []
     for value, wanted in zip(values, axes):
@@ -257,9 +257,11 @@ def cast_as(
 def times_elements(
     view: DeviceView, data: Any, names: Iterable[AxisName], over: Iterable[AxisName]
 ) -> Any:
-    """The sum over axes of data that varies over ``names``, and is equal along these axes.
+    """Data that varies over ``names``, summed over the axes ``over``, along which it is equal:
+    multiplied by their number of elements.
 
-    A cotangent that exists once is the sum of its parts.
+    An axis along which it is made from a cotangent that exists once is not counted: its elements
+    have parts, which add up to the data.
     """
     over = tuple(over)
     summed = once.in_parts(frozenset(names), over)
@@ -270,7 +272,9 @@ def times_elements(
 
 
 def equal_parts(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -> NamedValue:
-    """What the elements of axes have of a value that exists once: equal parts."""
+    """A value that exists once along some of the axes, divided by their number of elements: each
+    element has an equal part.
+    """
     divided = once.in_parts(value.names, axes)
     if not divided or not is_smooth(value.data):
         return value
@@ -355,8 +359,8 @@ def gather_over(
 def without_single(
     view: DeviceView, data: Any, dims: Dims, names: frozenset[AxisName]
 ) -> NamedValue:
-    """A value from data with a dimension for each axis: those that are no local dimensions are
-    squeezed.
+    """A value from data with a dimension for each axis; those of axes without a local dimension
+    have one element and are squeezed.
     """
     single = []
     kept: list[AxisName | None] = []

@@ -1,4 +1,4 @@
-"""Collectives over whole devices whose transposes are those of typed values.
+"""The four collectives between devices that a nested xmap leaves in the program around it.
 
 Inside our ``shard_map`` they are JAX's own, with the varying axes in the types.  A nested xmap is
 evaluated into the named program of the outer one, where types do not show what varies over devices.
@@ -9,8 +9,8 @@ the other one of its pair:
 - ``gather`` (differs -> all values in a new first dimension, equal on all) and ``take`` (the
 reverse).
 
-A function of a whole axis of the user has them at its ends: it begins with ``gather``, and ends
-with ``take`` or, for a result that does not vary, with ``vary``: see ``xmap_compat/numpy.py``.
+``xmap_compat/numpy.py`` uses them too: a user's function of a whole axis comes between a ``gather``
+and a ``take``, or a ``vary`` for a result without the axis.
 """
 
 from __future__ import annotations

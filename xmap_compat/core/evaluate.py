@@ -83,11 +83,10 @@ class Evaluator:
       structured: the rules of equations that hold programs, by the type of what they hold, or by
         their primitive.
       diverging: axes along which elements take different branches, or leave a loop at different
-        times: some of them are not here.
+        times: not all of their elements get to this point.
       iterating: the loop resources in whose iterations this runs.
-      rule_names: the axis names in equations and in their custom rules, as far as they were asked
-        for.
-      gathers: equations of the program whose results vary in their type.
+      rule_names: the cache of ``collectives_within``.
+      gathers: the gathers, as equations, whose results are typed as varying.
     """
 
     view: DeviceView
@@ -112,8 +111,8 @@ class Evaluator:
         return [value_of(env, atom) for atom in body.outvars]
 
     def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
-        """An evaluator with the best gathers of a program, whose results are broadcast to the names
-        ``results``.
+        """An evaluator that types as varying those gathers of a program for which this sends less;
+        the program's results are broadcast to the names ``results``.
         """
         if not self.view.typed:
             return self

@@ -100,7 +100,9 @@ def _evaluate(placed: PlacedCall, view: DeviceView, values: Any, args: Any) -> l
 
 
 def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
-    """Execute (or, under a trace, stage out) a placed call on the leaves of its arguments."""
+    """The results of a placed call, in the structure that the function returned; leaves may be
+    tracers.
+    """
     if placed.first_device_of is not None:
         leaves = undeclared.of_first_device(leaves, placed.first_device_of)
     outs = execute(placed, leaves)
@@ -112,7 +114,7 @@ def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
 
 
 def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
-    """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh."""
+    """The results as a list: of one device, or of a ``shard_map`` over the mesh."""
     scope: Any = contextlib.nullcontext()
     if placed.nested:
         scope = named_scope(NestedCall(placed.fun_name, tuple(placed.placements.values())))

@@ -50,7 +50,7 @@ def _is_prefix(specs: Any, tree: Any) -> bool:
 
 
 class _Parting(NamedTuple):
-    """Where specs stop being a prefix of a tree.
+    """The first place where specs are no prefix of a tree.
 
     Attributes:
       place: the path of the value there.
@@ -119,8 +119,8 @@ def _describe_node(node):
 
 
 def check_containers(where: str, specs: Sequence[AxisSpec], tree: Any, root: str) -> None:
-    """Raise if a spec names dimensions of arrays in a container that holds a shape, which would be
-    another one.
+    """Raise if a spec names dimensions of arrays in a container that holds their shape beside them
+    (``BCOO``): the shape would be wrong without these dimensions.
     """
     for path, container, leaves in _jax.shaped_containers(tree):
         for spec in specs[leaves]:

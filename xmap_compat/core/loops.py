@@ -164,6 +164,10 @@ class _Nest:
     Each runs once for each iteration of the loops that it varies over: a callback is not repeated.
     The gradient of a value that does not vary over a loop reaches custom rules as one sum over its
     iterations.
+
+    Attributes:
+      lengths: every loop, outermost first, with its length.
+      inside: the loops in which each variable is computed.
     """
 
     ev: Evaluator
@@ -277,7 +281,7 @@ def _joined(view: DeviceView, chunked: _Chunked) -> NamedValue:
     """
     value = chunked.value
     varying = _loops_of_names(view, value.names)
-    # Each iteration computed the same of a result that does not vary over the loop.
+    # Of a result that does not vary over a loop, every iteration has the same copy: take one.
     index = tuple(slice(None) if loop in varying else 0 for loop in chunked.loops)
     data = value.data[index]
     loops = common(chunked.loops, varying)

@@ -46,7 +46,9 @@ NONE: Names = frozenset()
 
 
 class Place(NamedTuple):
-    """A value that varies over two axes of one resource, in our words and in those of legacy."""
+    """What a message calls a value that varies over two axes of one resource: our words, and those
+    of legacy if they differ.
+    """
 
     ours: str
     legacy: str = ""
@@ -59,8 +61,8 @@ class Checker:
     Attributes:
       placements: this xmap's axes.
       fun: the name of the function, for messages.
-      outer_axes: mesh axes that belong to the outermost xmap around this one; known only where a
-        program is checked, not where it is evaluated.
+      outer_axes: where a nested xmap is evaluated, the mesh axes of the outermost one.  Only
+        ``check`` counts them among the placements; stage 4 has them in ``placements``.
       needed: each ``LocalElement`` on which a collective, or a predicate around one, depends;
         filled by the inference.
       trace_rule: has a batching rule traced where it sees no axes.
@@ -279,6 +281,7 @@ _RUN_BODIES = (
     _jax.While,
     _jax.Cond,
 )
+# Every result may depend on every operand.
 _SOLVE = (_jax.LinearSolve, _jax.HijaxOperation)
 
 
@@ -330,7 +333,9 @@ def _operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Name
 
 
 def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names]) -> Names:
-    """The names of a solution, or a root: it depends on all that its equation depends on."""
+    """The names of each result of an equation in ``_SOLVE``: all that its operands, or the
+    bodies applied to them, vary over.
+    """
     union = _union(inputs)
     found = union
     for body in bodies_of(held):

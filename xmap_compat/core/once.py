@@ -30,15 +30,16 @@ class Use(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Once:
-    """Among the names of a value that is made from a cotangent which exists once along an axis.
+    """An entry among the names of a value in a backward rule: that is made from a cotangent.
 
     Attributes:
-      axis: the cotangent has arrived summed over it.
-      use: how it was used.
+      axis: the axis that the entry is about.
+      use: how the cotangent was used along it.  With ``EACH`` the cotangent varies over the axis;
+        with any other it exists once, summed over the axis.
     """
 
     axis: AxisName
-    use: Use = Use.NONE
+    use: Use
 
 
 def with_once(names: Names, axes: Names) -> Names:
@@ -64,12 +65,12 @@ def placements_of_once(axes: Iterable[AxisName]) -> Mapping[Any, Placement]:
 
 
 def in_parts(names: Names, axes: Iterable[AxisName]) -> list[AxisName]:
-    """The axes along which a value with these names stands in a collective for parts: the elements'
-    own values, which add up to it.
+    """Those of the axes along which a collective takes a value with these names for the sum of the
+    elements' own parts: the cotangent exists once there, and the value does not vary.
     """
     divided = []
     for axis in axes:
-        if Once(axis) in names and axis not in names:
+        if Once(axis, Use.NONE) in names and axis not in names:
             divided.append(axis)
     return divided
 
@@ -77,8 +78,8 @@ def in_parts(names: Names, axes: Iterable[AxisName]) -> list[AxisName]:
 def after_collective(operand: Names, axes: Iterable[AxisName], result: Names) -> Names:
     """The names of a collective's result: which ``Once`` have ended, and how they were used."""
     for axis in axes:
-        if Once(axis) in operand:
-            result -= {Once(axis)}
+        if Once(axis, Use.NONE) in operand:
+            result -= {Once(axis, Use.NONE)}
             result |= {Once(axis, _use_by_collective(operand, axis))}
     return result
 
@@ -96,7 +97,9 @@ def _use_by_collective(operand, axis) -> Use:
 
 
 def used_both_ways(names: Names) -> Names:
-    """The axes along which a result has a cotangent by its parts, and without any collective."""
+    """The axes along which a result uses one cotangent in two ways: by a collective that takes it
+    for the elements' parts, and without a collective (or ``BOTH``).
+    """
     axes: dict[Use, set[AxisName]] = {use: set() for use in Use}
     for name in names:
         if isinstance(name, Once):

@@ -19,7 +19,9 @@ def axis_names(params: Params) -> tuple[AxisName, ...]:
 
 
 def mentioned_names(params: Params) -> tuple[AxisName, ...]:
-    """Named axes of an equation's parameters; empty for anything that is not a collective."""
+    """The axis names in an equation's parameters ``axes`` or ``axis_name``, whether its primitive
+    is a known collective or not.
+    """
     if "axes" in params or "axis_name" in params:
         return axis_names(params)
     return ()

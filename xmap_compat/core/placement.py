@@ -81,7 +81,9 @@ class Placement:
 
     @property
     def resources(self) -> frozenset[Hashable]:
-        """The resources that it shares with no other axis of a value."""
+        """The resources that no other axis of one value may need; a ``LocalElement`` needs none for
+        itself.
+        """
         if isinstance(self.name, LocalElement):
             return frozenset()
         return frozenset((*self.mesh_axes, *self.loops))
@@ -112,7 +114,7 @@ class MeshAxis:
 
 
 class LocalElement(MeshAxis):
-    """A mesh axis along which each device may have its own value, which no spec says: see
+    """A mesh axis along which each device may have its own value although no spec says so: see
     ``core/undeclared.py``.
     """
 
@@ -123,6 +125,7 @@ class LocalElement(MeshAxis):
 
 
 def is_of_devices(axis: Any) -> bool:
+    """Whether a named axis is a mesh axis (a ``MeshAxis`` or ``LocalElement``)."""
     return isinstance(axis, MeshAxis)
 
 
@@ -181,14 +184,17 @@ def _bad_resource(name, resource):
 def known_axes(
     resources: Resources, names: Sequence[AxisName], undeclared: bool
 ) -> dict[AxisName, tuple[Any, ...]]:
-    """The resources of axes that the call has; for others, which have no effect, unmodified
-    programs get a warning.
+    """The entries for axes that the call has.
+
+    Others have no effect: they raise, or warn in old programs (``undeclared``).
     """
-    unknown = dict(resources)
     known = {}
-    for name in resources:
+    unknown = {}
+    for name, entries in resources.items():
         if name in names:
-            known[name] = unknown.pop(name)
+            known[name] = entries
+        else:
+            unknown[name] = entries
     if unknown:
         error = _unknown_axes(unknown, names)
         if not undeclared:
@@ -337,8 +343,8 @@ class Body:
       sizes: its axes.
       scope: the resources in scope at its call.
       mesh_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
-      inputs: the arguments of the function and their named axes, once it is called; none in the
-        body of another.
+      inputs: the arguments of the function, with their named axes; None until it is called, empty
+        in a nested xmap, where they are unknown.
     """
 
     sizes: Mapping[AxisName, int]

@@ -55,7 +55,8 @@ def parse_specs(where: str, tree: Any) -> Any:
       TypeError, ValueError: a malformed specification.
     """
     if isinstance(tree, tuple) and not tree:
-        return ()  # there are no arguments; below the whole, ``()`` is a scalar, like ``[]``
+        # No arguments.  Further inside, ``()`` is the specification of a scalar, as ``[]`` is.
+        return ()
     if where == "in_axes" and isinstance(tree, dict) and not is_spec(tree):
         # The arguments are a tuple: a dictionary can only be one specification for all of them.
         for position, name in tree.items():
@@ -193,7 +194,9 @@ def check_name(where: str, name: Any, path: str = "", source: Any = None) -> Non
 
 
 def can_name(value: Any, others: tuple[type, ...]) -> bool:
-    """Whether a value can be the name of an axis or a resource: any hashable of no other type."""
+    """Whether a value can name an axis or a resource: a hashable that is neither None, an ellipsis,
+    nor of a type in ``others``.
+    """
     if value is None or value is ... or isinstance(value, others):
         return False
     try:

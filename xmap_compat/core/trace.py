@@ -135,7 +135,7 @@ def _unbound_names_in_words(
         # The error is changed in place, so that its traceback stays short and ends at the
         # user's line.
         error.args = errors.unbound_name(str(error), sizes(), mesh_axes, advice=advice).args
-        raise error from None  # JAX has tried the name as a position
+        raise error from None  # hides JAX's attempt to read the name as a position
 
 
 def _notes() -> Any:

@@ -25,9 +25,9 @@ from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.passes import backward, fact_of
 from xmap_compat.core.specs import AxisName
 
-# The mesh axes that a use casts a value to, or results that are computed from it, and how many
-# elements of these results are cast on one device; None if the value itself is cast.
-# ``{'x': None}``: it is added to a value that varies over `x`.  ``{'x': 1}``: only its sum is.
+# How a value is used: the mesh axes over which all that is made from it is cast to vary, each with
+# the number of elements that are cast on one device.  None: the value itself is cast, whole.
+# ``x + y``, where y varies over 'm', uses x as ``{'m': None}``; ``x.sum() + y`` as ``{'m': 1}``.
 Use = Mapping[Any, float | None]
 
 
@@ -200,6 +200,8 @@ class _Uses:
         gathered = [name for name in _gathered(eqn) if name in operand.names]
         axes = self.view.mesh_axes_of(gathered)
         varies = bool(axes) and after.keys() >= set(axes)
+        # In the gradient, a reduce-scatter sends each gathered element once, and an all-reduce
+        # sends each cast element twice.
         better = varies and out.elements < 2 * max(after[axis] for axis in axes)
         self.chosen[eqn] = better and self.chosen.get(eqn, True)
         return [after]
@@ -217,4 +219,5 @@ def _of_ordinary(operands, after: Sequence[Mapping[Any, float]], together: Use) 
 
 
 def _times(use: Use, iterations: float) -> Use:
+    """The use in so many iterations; None stays None."""
     return {axis: elements and elements * iterations for axis, elements in use.items()}

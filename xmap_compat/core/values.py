@@ -2,8 +2,10 @@
 
 A ``NamedValue`` is an array some of whose dimensions have names.  The part of a named axis that
 is left for one device is such a dimension; an axis that fills its mesh axes (or has one element)
-leaves none.  Inside a typed ``shard_map`` the array also carries, in its JAX type, the mesh
-axes over which it differs between devices: exactly the mesh axes of its names.
+leaves none.  Inside a typed ``shard_map`` the array also carries, in its JAX type, the mesh axes
+over which it differs between devices: those of its names, and others where a gather is typed as
+varying (``gathers_vary`` of ``DeviceView``).  In a ``shard_map`` of the user it carries that one's
+axes.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _in_parts(view, row, operand, axes):
 
 
 def _with_ended(result: NamedValue, operands: Sequence[NamedValue], axes: AxisNames) -> NamedValue:
-    """A result in whose names the cotangents that existed once have ended in the collective."""
+    """The result, with each ``Once`` that ended in this collective replaced in its names."""
     names = once.after_collective(union_of_names(operands), axes, result.names)
     if names == result.names:
         return result

@@ -2,9 +2,8 @@
 named axes at once.
 
 Positional dimensions have labels, as in an einsum.  Named axes need none: an operand varies over an
-axis or not.
-Any number of operands is contracted at once: along one path, which is found where the shapes on a
-device are known, and with one sum over devices.
+axis or not.  Any number of operands is contracted at once: along one path, which is found where the
+shapes on a device are known, and with one sum over devices.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ def _letters(labels):
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """For the type check of a brace einsum: axes that an operand skips while another one mentions
-    them.
+    """For the type check of an einsum that names axes in braces (``braces.py``): axes that an
+    operand leaves out while another one mentions them.
 
     Attributes:
       spec: what the user wrote.

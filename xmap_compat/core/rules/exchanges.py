@@ -153,7 +153,8 @@ def take_element(view: DeviceView, value: NamedValue, names: AxisNames) -> Named
     if not view.present(value, names):
         return squeeze_positional(_chunk_of_element(view, value, names, 0), 0)
 
-    # Residuals of a branch may vary.
+    # The slices vary over the axis after all, as residuals of a branch may: each element indexes
+    # its own.
     def element(slices, index):
         return lax.dynamic_index_in_dim(slices, index, 0, keepdims=False)
 
@@ -328,10 +329,9 @@ def _exchange_rounds(moves: Iterable[_Move]) -> list[_Round]:
     """Group moves between devices into rounds of one ``ppermute`` each.
 
     In a round every device sends to at most one other and receives from at most one.  All pairs of
-    a round
-    send the same number of elements, so that nothing is padded: exactly those elements are sent
-    that change device.  Pairs are matched greedily, those with most elements first, which finds one
-    round for a rotation by one and at most two for any rotation.
+    a round send the same number of elements, so that nothing is padded: exactly those elements are
+    sent that change device.  Pairs are matched greedily, those with most elements first, which
+    finds one round for a rotation by one and at most two for any rotation.
 
     Args:
       moves: ``(source device, source slot, destination device, destination slot)``.

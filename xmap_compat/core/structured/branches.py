@@ -143,11 +143,12 @@ def _select_result(ev, branches, index, operands, mask):
 
 
 class _Place(enum.Enum):
-    """Where an equation of a branch has its gradient cut, for elements that do not take the branch.
+    """Where the gradient of an equation is cut, for elements that do not take the branch.
 
-    ``OPERANDS``: at its operands.  ``SHARED``: its results flow into a collective, and so to other
-    elements; at the inputs of the branch, where none of these takes it.  ``INSIDE``: in its bodies,
-    which hold such a collective.
+    ``OPERANDS``: at its operands, as its results reach no other element.
+    ``SHARED``: at the inputs of the branch, as its results flow into a collective and so to other
+    elements; and only where none of these elements takes the branch.
+    ``INSIDE``: within its bodies, which hold such a collective.
     """
 
     OPERANDS = enum.auto()

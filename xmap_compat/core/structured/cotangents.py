@@ -106,9 +106,9 @@ def _cases_of(view, jaxpr, residuals, cotangents, operand_names) -> list[dict[in
     The cotangent of a result that does not vary over an axis arrives summed over it.  If the
     operand does not vary over the axis either, and anything in the rule does, the rule's results
     are summed as well, and must not count the cotangent for every element.  If no collective over
-    the axis made the result, every element's call returned the same
-    value: one of them takes the cotangent.  Otherwise the rule may sum by itself or leave that to
-    us: it is applied to that cotangent only, and the names of its results say which.
+    the axis made the result, every element's call returned the same value: one of them takes the
+    cotangent.  Otherwise the rule may sum by itself or leave that to us: it is applied to that
+    cotangent only, and the names of its results say which.
 
     Returns:
       Cases, each with cotangents by the number of their result; missing ones are zero.  There is at

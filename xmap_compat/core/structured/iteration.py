@@ -161,12 +161,11 @@ class _Condition:
 
 
 def _while_any(condition: _Condition, step, first, asked_again: bool):
-    """Run until no element goes on; stopped elements keep their value, and their condition is
-    computed again.
+    """Run until no element goes on; a stopped element keeps its value.
 
-    A loop (or ``vmap``) around this one may need the condition of stopped elements, if the
-    condition has a collective over its axes: then the condition is computed where the loop needs
-    it, and once more for the selection.
+    The condition is computed at the end of each iteration and carried to the next.  But if it has a
+    collective over an axis that is bound outside (``asked_again``), what binds that axis must see
+    it as the loop's own condition: then it is computed there, and again for the selection.
     """
     ev = condition.ev
 
