@@ -666,9 +666,9 @@ def test_an_installation_that_fails_leaves_nothing(monkeypatch):
     assert state_of_jax() == before
     held = {"kept": 1}
     put = _jax.replaced(held, "kept", 2)
-    with pytest.raises(Stop), _jax.Restoration(put, stop)():
+    with pytest.raises(Stop), _jax.SharedPatches(put, stop)():
         pass
     assert held == {"kept": 1}
-    with _jax.Restoration(put)():
+    with _jax.SharedPatches(put)():
         assert held == {"kept": 2}
     assert held == {"kept": 1}

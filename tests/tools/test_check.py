@@ -127,7 +127,7 @@ REASONS = {
 
 
 def test_most_programs_that_die_are_found_and_each_other_has_its_reason(plain, checked):
-    found = by_program(checked.reported)
+    found = by_program(checked.unguarded)
     die = {name for name, end in plain.items() if "printed" not in end}
     clean = {name for name in die if not at_its_line(found[name], plain[name])}
     alarms = found.keys() - die
@@ -138,7 +138,7 @@ def test_most_programs_that_die_are_found_and_each_other_has_its_reason(plain, c
 
 def test_what_dies_under_install_fails_there(checked, folder):
     """The exit code is about a program as it runs now: under install(), which restores most names."""
-    dying = by_program(finding for finding in checked.reported if finding.dies)
+    dying = by_program(finding for finding in checked.unguarded if finding.fails)
     ends = ends_of(PROGRAMS, folder / "installed")
     ran = {name for name, end in ends.items() if "printed" in end}
     assert ran & dying.keys() == ran & RUN_ALL_THE_SAME
@@ -236,7 +236,7 @@ def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path, indent):
     text = json.dumps({"cells": cells, "é": "é"}, indent=indent, ensure_ascii=bool(indent))
     (tmp_path / "n.ipynb").write_text(text)
     checked = findings.check([tmp_path / "n.ipynb"])
-    first, second = checked.reported
+    first, second = checked.unguarded
     assert first.place.endswith("n.ipynb:cell 2:2:15") and second.place.endswith("cell 4:2:11")
     (fixed,) = editor.fixed(checked).contents.values()
     after = text.replace("y = jax.tree_map", "y = jax.tree.map").replace(
@@ -313,7 +313,7 @@ def test_a_name_is_found_in_a_file_that_takes_its_module_from_another(tmp_path):
     (tmp_path / "user.py").write_text(
         "import compat\nfrom compat import jnp\njnp.product\ncompat.jnp.cumproduct\n"
     )
-    found = [(f.path.name, f.line, f.gone.name) for f in findings.check([tmp_path]).reported]
+    found = [(f.path.name, f.line, f.gone.name) for f in findings.check([tmp_path]).unguarded]
     assert found == [("user.py", 3, "jax.numpy.product"), ("user.py", 4, "jax.numpy.cumproduct")]
 
 
@@ -358,7 +358,7 @@ def test_every_old_program_of_these_tests_is_found():
     """The zoo and the programs of ``leave`` do not run under plain Python: each has findings, and none a false one."""
     folders = [ROOT / "tests" / "install" / "zoo", ROOT / "tests" / "leaving"]
     checked = findings.check(folders)
-    found = {finding.path for finding in checked.reported}
+    found = {finding.path for finding in checked.unguarded}
     old = {program.path for program in checked.programs if "experimental.maps" in program.text}
     assert len(old) > 15 and old <= found
-    assert "gone" not in {finding.gone.kind for finding in checked.reported}
+    assert "absent" not in {finding.gone.kind for finding in checked.unguarded}

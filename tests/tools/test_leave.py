@@ -27,8 +27,8 @@ from xmap_compat.tools.leave import command, edits, messages, patch, report, run
 from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.replaying import Verifier
 from xmap_compat.tools.leave.values import Leaf, RecordedCall
-from xmap_compat.tools.leave.xmap_calls import Found, XmapCall
-from xmap_compat.tools.source.layout import Edit, applied, python_of
+from xmap_compat.tools.leave.xmap_calls import FirstRun, XmapCall
+from xmap_compat.tools.source.layout import Edit, applied, text_as_python
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "leaving"
@@ -274,7 +274,7 @@ def test_programs_that_compute_in_small_numbers_may_differ_by_more():
 
 def test_keys_and_weak_numbers_are_recorded_as_they_are():
     for given in (jax.random.key(3, impl="rbg"), jnp.asarray(2.0), 2.0):
-        leaf = values.type_of(given)._replace(value=np.array(values.data_of(given)))
+        leaf = values.leaf_without_value(given)._replace(value=np.array(values.data_of(given)))
         again = values.restored(leaf)
         assert jax.typeof(again) == jax.typeof(jnp.asarray(given))
         assert np.array_equal(*map(values.data_of, (again, given)))
@@ -480,7 +480,7 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
     git("init", "-q", cwd=tmp_path)
     git("add", "-A", cwd=tmp_path)
     new = "b = 22\nnew = '\u00e9'"
-    after = applied(before, str(path), [edit(python_of(before, "prog.py"), "b = 2", new)])
+    after = applied(before, str(path), [edit(text_as_python(before, "prog.py"), "b = 2", new)])
     changes = {str(path): (before, after), str(path.parent / "helpers.py"): (None, b"# new\n")}
     (tmp_path.parent / "p.patch").write_bytes(patch.diff(changes))
     git("apply", tmp_path.parent / "p.patch", cwd=tmp_path)
@@ -598,22 +598,22 @@ def leaving(tmp_path, monkeypatch):
 def test_what_differs_stays_and_the_rest_is_compared_again(tmp_path, monkeypatch):
     """The files that are written are those of the last replay."""
     left = leaving(tmp_path, monkeypatch)
-    every = [XmapCall("p.py", PLACE, k, reached=1, calls=1, recorded=1) for k in range(4)]
+    every = [XmapCall("p.py", PLACE, k, made=1, calls=1, recorded=1) for k in range(4)]
     every[3].calls = every[3].recorded = 0
     compared = []
 
     class Program(argparse.Namespace):
-        judge = lambda self: None
+        refuse_or_add = lambda self: None
         edited = lambda self, patched, others: edits.Edited(functions=[c.number for c in patched])
 
     def replay(found, records, edited, patched):
         compared.append(edited.functions)
         return dict.fromkeys({0, 2} & {*edited.functions}, "differs when it is run: it raises E")
 
-    monkeypatch.setattr(left, "first_run", lambda: (Found(every), ""))
+    monkeypatch.setattr(left, "first_run", lambda: (FirstRun(every), ""))
     monkeypatch.setattr(left, "replay", replay)
     monkeypatch.setattr(
-        edits, "Program", lambda *args: Program(sources={}, helper=Program(before=None))
+        edits, "ProgramFiles", lambda *args: Program(sources={}, helper=Program(before=None))
     )
     monkeypatch.setattr(report.Report, "print", lambda self: [c.number for c in self.patched])
     assert left.run() == [1, 3] and compared == [[0, 1, 2, 3], [1, 3]]
@@ -631,7 +631,7 @@ def replayed(tmp_path, monkeypatch, seen, code=0):
     monkeypatch.setattr(left, "put", lambda *args: None)
     monkeypatch.setattr(left, "execute", execute)
     cs = [XmapCall("a.py", PLACE, k, recorded=1) for k in range(3)]
-    return left.replay(Found(cs), "", edits.Edited(), cs)
+    return left.replay(FirstRun(cs), "", edits.Edited(), cs)
 
 
 def test_a_rule_that_jax_traces_late_stays_with_its_line_before_the_edits(tmp_path):
@@ -651,7 +651,7 @@ def test_a_rule_that_jax_traces_late_stays_with_its_line_before_the_edits(tmp_pa
 
 
 def test_a_process_that_dies_or_hangs_tells_on_which_xmap_call(tmp_path, monkeypatch):
-    problems = replayed(tmp_path, monkeypatch, {"ended": None, "comparing": 1}, 124)
+    problems = replayed(tmp_path, monkeypatch, {"ended": None, "executing": 1}, 124)
     assert [*problems] == [1] and "hangs for 120 s" in problems[1]
 
 

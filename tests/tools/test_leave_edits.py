@@ -25,7 +25,7 @@ from xmap_compat.tools.leave import edits
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.replaying import Verifier
-from xmap_compat.tools.leave.xmap_calls import Found
+from xmap_compat.tools.leave.xmap_calls import FirstRun
 
 HEAD = """
 import jax
@@ -64,7 +64,7 @@ def observed(folder, files):
             module = importlib.import_module("program")
             xmap_calls = [*recorder.xmap_calls.values()]
             recorder.learn(xmap_calls)
-            return module, Found(xmap_calls, recorder.files())
+            return module, FirstRun(xmap_calls, recorder.files())
     finally:
         end()
 
@@ -92,12 +92,12 @@ class Left:
         module, found = observed(before, files)
         self.before = getattr(module, "results", None)
         contents = {path: pathlib.Path(path).read_bytes() for path in found.files}
-        of = edits.Program(found, contents, str(before))
-        of.judge()
+        of = edits.ProgramFiles(found, contents, str(before))
+        of.refuse_or_add()
         self.refused = [c.refused or None for c in found.xmap_calls]
         patched = [c for c in found.xmap_calls if not c.refused]
         self.edited = of.edited(patched, []) if patched else None
-        self.left = self.edited.left if patched else None
+        self.left = self.edited.needs if patched else None
         changes = self.edited.changes if patched else {}
         self.texts = {name: (before / name).read_text() for name in files}
         for path, (_, after) in changes.items():
@@ -824,9 +824,9 @@ def edited(tmp_path, text, suffix=".py"):
     """The texts of a file without xmaps, as it is written with others, and what it still needs."""
     path = str(tmp_path / f"p{suffix}")
     data = text if isinstance(text, bytes) else text.encode()
-    program = edits.Program(Found([], {path: "p"}), {path: data}, str(tmp_path))
+    program = edits.ProgramFiles(FirstRun([], {path: "p"}), {path: data}, str(tmp_path))
     found = program.edited([], [])
-    return found.changes.get(path, (data, data))[1], found.left
+    return found.changes.get(path, (data, data))[1], found.needs
 
 
 def test_the_helper_is_imported_in_one_line_below_what_changes_the_path(tmp_path):
@@ -985,8 +985,8 @@ def replayed(tmp_path_factory):
     end()
     found = pickle.loads((folder / "result").read_bytes())
     contents = {path: pathlib.Path(path).read_bytes() for path in found.files}
-    program = edits.Program(found, contents, str(folder))
-    program.judge()
+    program = edits.ProgramFiles(found, contents, str(folder))
+    program.refuse_or_add()
     assert not any(c.refused for c in found.xmap_calls)
     edited = program.edited(found.xmap_calls, [])
     texts = {os.path.basename(p): after.decode() for p, (_, after) in edited.changes.items()}

@@ -14,7 +14,7 @@ import textwrap
 import pytest
 
 from xmap_compat.tools.leave import edits, neighbours
-from xmap_compat.tools.leave.xmap_calls import Found, XmapCall
+from xmap_compat.tools.leave.xmap_calls import FirstRun, XmapCall
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -338,9 +338,11 @@ def test_an_xmap_that_another_program_with_xmaps_uses_stays(tmp_path):
     (tmp_path / "steps.py").write_text(text)
     (tmp_path / "other.py").write_text(other)
     path = str(tmp_path / "steps.py")
-    c = XmapCall(path, (2, 4, 2, 54), resources=True)
-    program = edits.Program(Found([c], {path: "steps"}), {path: text.encode()}, str(tmp_path))
-    neighbours.judge([c], program.sources, [str(tmp_path)])
+    c = XmapCall(path, (2, 4, 2, 54), has_resources=True)
+    program = edits.ProgramFiles(
+        FirstRun([c], {path: "steps"}), {path: text.encode()}, str(tmp_path)
+    )
+    neighbours.refuse_shared([c], program.sources, [str(tmp_path)])
     assert c.refused.startswith("other.py:3 uses it beside an xmap")
 
 

@@ -25,8 +25,8 @@ warn_if_untested()
 from xmap_compat._jax.batching import (
     batched,
     has_custom_batching,
+    has_known_rules,
     holds_custom_batching,
-    is_of_jax,
     library_of,
     operation_name,
     varying_results,
@@ -78,7 +78,7 @@ from xmap_compat._jax.mesh import (
 from xmap_compat._jax.nice import optional
 from xmap_compat._jax.patches import (
     Patch,
-    Restoration,
+    SharedPatches,
     accepted_options,
     collective_batching,
     collective_transposes,
@@ -110,12 +110,12 @@ from xmap_compat._jax.primitives import (
 from xmap_compat._jax.tracing import current_trace, is_bound, jit, plainly, traced_as
 from xmap_compat._jax.types import (
     draws_from_rbg,
-    explicit_arrays,
     explicit_spec,
     float0,
     held_by,
     instantiate_symbolic,
     is_key,
+    paths_of_explicit_arrays,
     shaped_containers,
     varying_axes,
     varying_axes_of,

@@ -13,29 +13,29 @@ from jax.custom_batching import custom_vmap
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from xmap_compat._jax.jaxprs import is_ours, walk
+from xmap_compat._jax.jaxprs import is_jax_or_this_package, walk
 from xmap_compat._jax.primitives import Level, Primitive, bind, linear_operands, sizes_of_batch
 from xmap_compat._jax.tracing import plainly
 from xmap_compat._jax.types import float0, varying_axes_of, varying_like
 
-_ARE_OURS: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_HAVE_KNOWN_RULES: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
-def is_of_jax(primitive: Any) -> bool:
+def has_known_rules(primitive: Any) -> bool:
     """Whether JAX or this package defines a primitive, so that we know its rules: one of their
     modules holds this object.
 
     The name of a primitive does not say so, as anybody may call one "add".
     """
-    known = _ARE_OURS.get(primitive)
+    known = _HAVE_KNOWN_RULES.get(primitive)
     if known is None:
-        known = _ARE_OURS[primitive] = _is_held_by_jax(primitive)
+        known = _HAVE_KNOWN_RULES[primitive] = _is_held_by_known_module(primitive)
     return known
 
 
-def _is_held_by_jax(primitive):
+def _is_held_by_known_module(primitive):
     for name, module in list(sys.modules.items()):
-        if not is_ours(name):
+        if not is_jax_or_this_package(name):
             continue
         held = list(getattr(module, "__dict__", {}).values())
         if any(value is primitive for value in held):
@@ -49,10 +49,10 @@ def has_custom_batching(eqn: Any) -> bool:
     JAX's rules compute each element of an axis from the same element of the operands, and their
     results vary over all that the operands vary over; so they need not be asked.
     """
-    if eqn.primitive.name == "custom_vmap_call" or not is_of_jax(eqn.primitive):
+    if eqn.primitive.name == "custom_vmap_call" or not has_known_rules(eqn.primitive):
         return True
     operation = eqn.params.get("_prim")  # of jax.experimental.hijax, whose users define classes
-    if operation is not None and not is_ours(type(operation).__module__):
+    if operation is not None and not is_jax_or_this_package(type(operation).__module__):
         return True
     return holds_custom_batching(eqn.params)
 

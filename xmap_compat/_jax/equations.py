@@ -22,7 +22,7 @@ from xmap_compat._jax.jaxprs import (
     Literal,
     bind_params,
     input_vars,
-    is_ours,
+    is_jax_or_this_package,
     open_jaxpr,
     subjaxprs,
 )
@@ -297,7 +297,7 @@ def _operation(params):
     def apply(*leaves):
         return jax.tree.leaves(operation.expand(*in_tree.unflatten(leaves)))
 
-    if kind.batch is not HiPrim.batch and not is_ours(kind.__module__):
+    if kind.batch is not HiPrim.batch and not is_jax_or_this_package(kind.__module__):
         return None  # a class of the user's, with a batching rule
     if not any(map(_is_inexact, jax.tree.leaves(operation.out_aval))):
         return Expanded(apply)

@@ -35,7 +35,7 @@ reduce_scatter_p, pbroadcast_p = (eqn.primitive for eqn in _sample.eqns)
 NamedAxisEffect: Any = type(next(iter(_sample.effects)))
 
 
-def is_ours(module: str) -> bool:
+def is_jax_or_this_package(module: str) -> bool:
     """Whether a module belongs to JAX or to this package."""
     return module.partition(".")[0] in ("jax", "xmap_compat")
 

@@ -12,7 +12,7 @@ from jax import lax
 from jax.interpreters import ad
 from jax.sharding import NamedSharding, PartitionSpec
 
-from xmap_compat._jax.batching import is_of_jax, jaxpr_of_equation, untyped_call_p
+from xmap_compat._jax.batching import has_known_rules, jaxpr_of_equation, untyped_call_p
 from xmap_compat._jax.jaxprs import HiPrim
 from xmap_compat._jax.types import explicit_spec, varying_axes_of, varying_like
 from xmap_compat._jax.version import VERSION
@@ -58,20 +58,22 @@ def _needs_plain_types(eqn, params, mesh_axes):
     has_derivative = primitive in ad.primitive_jvps or primitive in ad.primitive_transposes
     if eqn.effects or not has_derivative:
         return False
-    if not is_of_jax(primitive):
+    if not has_known_rules(primitive):
         return True  # derivatives of other libraries make constants, which do not vary
-    if primitive not in _FORGETFUL:
+    if primitive not in _LOSES_MESH_AXES:
         operands = [varying_like(v.aval, mesh_axes) for v in eqn.invars]
         types, _ = primitive.abstract_eval(*operands, **params)
         if not primitive.multiple_results:
             types = [types]
-        _FORGETFUL[primitive] = not all(varying_axes_of(t).issuperset(mesh_axes) for t in types)
-    return _FORGETFUL[primitive]
+        _LOSES_MESH_AXES[primitive] = not all(
+            varying_axes_of(t).issuperset(mesh_axes) for t in types
+        )
+    return _LOSES_MESH_AXES[primitive]
 
 
 # For each primitive, whether its results' types lack mesh axes that its operands vary over, as in
 # other libraries.
-_FORGETFUL: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_LOSES_MESH_AXES: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def _varying_operation(operation, mesh_axes):

@@ -13,7 +13,7 @@ import numpy as np
 from jax._src.mesh import get_concrete_mesh
 
 from xmap_compat._jax.nice import optional
-from xmap_compat._jax.patches import Patch, Restoration, replaced
+from xmap_compat._jax.patches import Patch, SharedPatches, replaced
 
 # The state that ``with Mesh`` of JAX sets; if it is gone, xmap sees our contexts and that of
 # ``jax.set_mesh``.
@@ -208,7 +208,7 @@ def in_manual_region() -> bool:
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-_bare_specs_in_jit = Restoration(*contexts.bare_specs())
+_bare_specs_in_jit = SharedPatches(*contexts.bare_specs())
 
 
 def _enter_block(mesh):
@@ -224,7 +224,7 @@ def _exit_block(mesh, *exc_info, exiting=sys.is_finalizing):
 
 # In place also while a block is open: one that was entered under install() may end after
 # uninstall(), and must be left as it was entered.
-_in_blocks = Restoration(
+_in_blocks = SharedPatches(
     replaced(jax.sharding.Mesh, "__exit__", _exit_block), _bare_specs_in_jit.enter
 )
 

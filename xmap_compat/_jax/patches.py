@@ -50,7 +50,7 @@ def _set(holder, name, value):
         setattr(holder, name, value)
 
 
-class Restoration:
+class SharedPatches:
     """Patches that are in place while any thread needs them.
 
     The first ``enter`` puts them in place, the last ``exit`` puts back exactly what was there.

@@ -105,7 +105,7 @@ def held_by(fun: Any) -> dict[str, Any]:
     return {**held, **seen.globals, **seen.nonlocals, **of_self}
 
 
-def explicit_arrays(values: dict[str, Any]) -> list[Any]:
+def paths_of_explicit_arrays(values: dict[str, Any]) -> list[Any]:
     """The paths of arrays over a mesh with Explicit axes."""
     paths = []
     for path, x in jax.tree_util.tree_leaves_with_path(values):

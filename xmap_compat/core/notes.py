@@ -40,12 +40,12 @@ def add_note_on_captured(error: Exception, declared: Any, args: tuple[Any, ...])
     """Name the captured arrays whose types let JAX infer shardings in a body, if it could not."""
     with contextlib.suppress(Exception):
         captured = []
-        for variable, *path in _jax.explicit_arrays(_jax.held_by(declared.fun)):
+        for variable, *path in _jax.paths_of_explicit_arrays(_jax.held_by(declared.fun)):
             captured.append(argument_path(path, variable.key))
         is_about_sharding = "Sharding" in type(error).__name__
         mentions_sharding = re.search("shard|mesh|replicated", str(error))
         if (captured and mentions_sharding) or (
-            is_about_sharding and not _jax.explicit_arrays({"args": args})
+            is_about_sharding and not _jax.paths_of_explicit_arrays({"args": args})
         ):
             errors.note_once(
                 error,

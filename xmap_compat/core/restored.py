@@ -85,7 +85,7 @@ def _collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplemen
     )
 
 
-restored = _jax.Restoration(
+restored = _jax.SharedPatches(
     _jax.replaced(core.Tracer, "named_shape", property(named_shape)),
     _jax.replaced(core.ShapedArray, "named_shape", property(_named_shape_of_type)),
     _jax.named_reductions(is_name),

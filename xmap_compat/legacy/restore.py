@@ -69,7 +69,7 @@ def _numbers_of_old_random() -> Iterator[_jax.Patch]:
 
 _lock = threading.Lock()
 # What install() has put in place, in this order.
-_installed: dict[Any, _jax.Restoration] = {}
+_installed: dict[Any, _jax.SharedPatches] = {}
 
 
 class Installed(contextlib.AbstractContextManager):
@@ -151,7 +151,7 @@ def install(removed: bool = True, old_random: bool = False) -> Installed:
 
 def _put_in_place(part: Callable[[], Iterable[_jax.Patch]]) -> None:
     if part not in _installed:
-        restoration = _jax.Restoration(*part())
+        restoration = _jax.SharedPatches(*part())
         restoration.enter()
         _installed[part] = restoration
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from xmap_compat.legacy import runner
 from xmap_compat.legacy.import_hook import install_with_jax
-from xmap_compat.tools.programs import add_program, program_of
+from xmap_compat.tools.programs import add_program, program_arguments
 
 if TYPE_CHECKING:
     from xmap_compat.core.arguments import Declaration
@@ -57,7 +57,7 @@ def mesh_sizes(words: str) -> dict[str, int]:
 
 
 def main(options: argparse.Namespace) -> int | None:
-    program = program_of(options)
+    program = program_arguments(options)
     if not program:
         options.error("no program is given")
     if program[0] != "-m" and not os.path.exists(program[0]):

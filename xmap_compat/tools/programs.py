@@ -14,7 +14,7 @@ def add_program(parser: argparse.ArgumentParser, words: str) -> None:
     parser.add_argument("program", nargs=argparse.REMAINDER, help=words)
 
 
-def program_of(options: argparse.Namespace) -> list[str]:
+def program_arguments(options: argparse.Namespace) -> list[str]:
     """The arguments of ``runner.run_program``; empty if no program is given."""
     if options.module:
         return ["-m", *options.module]

@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _StagedBody:
+class _Surroundings:
     """What is around the equations of one use of a jaxpr; two uses are never equal.
 
     Attributes:
@@ -76,12 +76,12 @@ class _StagedBody:
         own = str(eqn.source_info.name_stack)
         return f"{self.stack}/{own}" if own else self.stack
 
-    def inside(self, eqn: Any, found: Any) -> _StagedBody:
+    def inside(self, eqn: Any, found: Any) -> _Surroundings:
         """The surroundings of equations in the jaxprs of this equation."""
         mesh_shape = self.mesh_shape
         if isinstance(found, _jax.ShardMap):
             mesh_shape = found.mesh_shape
-        return _StagedBody(self.stack_of(eqn), mesh_shape)
+        return _Surroundings(self.stack_of(eqn), mesh_shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class Operation:
     type.
 
     Attributes:
-      body: what is around it.
+      around: what is around it.
       found: its structured form (``_jax.read``), an ``Entry``, or None.
       branches: the programs in it; those of a cond are alternatives.
     """
@@ -98,7 +98,7 @@ class Operation:
     eqn: Any
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
-    body: _StagedBody
+    around: _Surroundings
     found: Any = None
     branches: tuple[StagedProgram, ...] = ()
 
@@ -109,7 +109,7 @@ class Operation:
     @property
     def stack(self) -> str:
         """The named scopes around it."""
-        return self.body.stack_of(self.eqn)
+        return self.around.stack_of(self.eqn)
 
     @property
     def has_side_effect(self) -> bool:
@@ -168,14 +168,14 @@ _INLINED = (_jax.Call, _jax.CustomJvp, _jax.CustomVjp, _jax.CustomVmap, _jax.Che
 
 def staged_program(jaxpr: Any) -> StagedProgram:
     """A staged program as a tree."""
-    return _program(_jax.without_dead_code(jaxpr), _StagedBody())
+    return _program(_jax.without_dead_code(jaxpr), _Surroundings())
 
 
-def _program(jaxpr: Any, body: _StagedBody) -> StagedProgram:
+def _program(jaxpr: Any, around: _Surroundings) -> StagedProgram:
     opened, _ = _jax.open_jaxpr(jaxpr)
     env = {v: Value(v.aval) for v in opened.invars}
     inputs = tuple(env.values())
-    operations = tuple(_operations(opened, env, body))
+    operations = tuple(_operations(opened, env, around))
     results = tuple(_value(env, v) for v in opened.outvars)
     return StagedProgram(inputs, _needed(operations, results), results)
 
@@ -200,11 +200,11 @@ def _value(env: dict[Any, Value], v: Any) -> Value:
     return env.setdefault(v, Value(v.aval))
 
 
-def _operations(opened: Any, env: dict[Any, Value], body: _StagedBody) -> Iterator[Operation]:
+def _operations(opened: Any, env: dict[Any, Value], around: _Surroundings) -> Iterator[Operation]:
     for eqn in opened.eqns:
         operands = tuple(_value(env, v) for v in eqn.invars)
         found = _jax.read(eqn)
-        inside = body.inside(eqn, found)
+        inside = around.inside(eqn, found)
         if isinstance(found, _INLINED):
             called, _ = _jax.open_jaxpr(found.body)
             given = operands[len(operands) - len(called.invars) :]
@@ -219,11 +219,11 @@ def _operations(opened: Any, env: dict[Any, Value], body: _StagedBody) -> Iterat
             yield from _shard_map(found, operands, results, inside)
             continue
         branches = tuple(_branches(eqn, found, inside))
-        yield Operation(eqn, operands, results, body, found, branches)
+        yield Operation(eqn, operands, results, around, found, branches)
 
 
 def _shard_map(
-    found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: _StagedBody
+    found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: _Surroundings
 ) -> Iterator[Operation]:
     opened, _ = _jax.open_jaxpr(found.body)
     env = {v: Value(v.aval) for v in opened.invars}
@@ -236,7 +236,7 @@ def _shard_map(
         yield Operation(None, (_value(env, v),), (value,), inside)
 
 
-def _branches(eqn: Any, found: Any, inside: _StagedBody) -> Iterator[StagedProgram]:
+def _branches(eqn: Any, found: Any, inside: _Surroundings) -> Iterator[StagedProgram]:
     jaxprs = []
     if found is not None:
         jaxprs = [body.jaxpr for body in bodies_of(found)]

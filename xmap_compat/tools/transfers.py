@@ -277,7 +277,7 @@ class Reader:
 
     def __init__(self, program: StagedProgram, scopes: Scopes) -> None:
         self._scopes = scopes
-        self._moved: set[Any] = set()
+        self._staged: set[Any] = set()
         self._sources: list[_Source] = []
         self._transfers: list[Transfer] = []
         self._read(program, times=1, conditional=False)
@@ -314,7 +314,7 @@ class Reader:
 
     def _add(self, operation: Operation, times: int | None, conditional: bool) -> None:
         """Note a collective as a transfer, if it crosses devices."""
-        sizes = operation.body.mesh_shape
+        sizes = operation.around.mesh_shape
         mesh_axes = tuple(axis for axis in mentioned_names(operation.eqn.params) if axis in sizes)
         devices = math.prod(sizes[axis] for axis in mesh_axes)
         if devices == 1:
@@ -351,9 +351,9 @@ class Reader:
         """
         source = self._scopes.source_of(operation.stack)
         types = [str(value.aval) for value in operation.operands]
-        key = operation.body, source, operation.name, str(operation.eqn.params), *types
-        is_second = key in self._moved
-        self._moved.add(key)
+        key = operation.around, source, operation.name, str(operation.eqn.params), *types
+        is_second = key in self._staged
+        self._staged.add(key)
         is_tangent = is_second and "jvp(" in operation.stack
         return is_tangent or "transpose(" in operation.stack
 

@@ -38,7 +38,7 @@ def bind_ordinary(view: DeviceView, eqn: Any, operands: Sequence[NamedValue]) ->
         # placement.
         return bind_per_element(view, primitive, operands, params)
     rule = DIRECT.get(primitive.name)
-    if rule is not None and _jax.is_of_jax(primitive):
+    if rule is not None and _jax.has_known_rules(primitive):
         results = rule(view, primitive, operands, params)
         if results is not _GENERAL:
             return results

@@ -25,7 +25,7 @@ class NoChecker(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reported:
+class MissingAttribute:
     """An attribute that ty does not find; the line and the column of its end count from 1, the
     latter in characters.
     """
@@ -36,7 +36,7 @@ class Reported:
     name: str  # dotted; for an array ``jax.Array.attribute``
 
 
-def run(files: Iterable[Path], folder: Path, roots: Iterable[Path]) -> Iterator[Reported]:
+def run(files: Iterable[Path], folder: Path, roots: Iterable[Path]) -> Iterator[MissingAttribute]:
     """Check files.  ty starts in ``folder``, and looks for modules in ``roots`` first."""
     if importlib.util.find_spec("ty") is None:
         raise NoChecker(MISSING)
@@ -62,4 +62,6 @@ def run(files: Iterable[Path], folder: Path, roots: Iterable[Path]) -> Iterator[
         attribute = _ATTRIBUTE.search(text)
         if owner and attribute:
             name = f"{owner[1].replace('Array', 'jax.Array')}.{attribute[1]}"
-            yield Reported(folder / message["location"]["path"], end["line"], end["column"], name)
+            yield MissingAttribute(
+                folder / message["location"]["path"], end["line"], end["column"], name
+            )

@@ -77,14 +77,14 @@ def main(args: argparse.Namespace) -> int:
         return _wrong(f"0 files: no Python file or notebook in {', '.join(map(str, args.paths))}")
     if args.fix or args.diff:
         return _fix(checked, args.fix, not args.no_install)
-    for finding in checked.reported:
+    for finding in checked.unguarded:
         print(finding)
     if checked.guarded:
         print("guarded, and no finding:", *checked.guarded, sep="\n")
     print(_summary(checked))
     print(NOT_SEEN)
-    for finding in checked.reported:
-        if finding.dies:
+    for finding in checked.unguarded:
+        if finding.fails:
             return FOUND
     return CLEAN
 
@@ -105,9 +105,9 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _summary(checked: findings.Checked) -> str:
-    unread = sum(finding.gone.kind == table.ERROR for finding in checked.reported)
-    uses = len(checked.reported) - unread
-    by_hand = sum(finding.dies for finding in checked.reported) - unread
+    unread = sum(finding.gone.kind == table.ERROR for finding in checked.unguarded)
+    uses = len(checked.unguarded) - unread
+    by_hand = sum(finding.fails for finding in checked.unguarded) - unread
     found = "No removed name found"
     then = ""
     if uses:

@@ -88,7 +88,7 @@ def _exported(programs: Collection[Program]) -> set[str]:
     for program in programs:
         names = Names(program.tree)
         for node in names.nodes:
-            home, _, name = names.of(node).rpartition(".")
+            home, _, name = names.imported_name(node).rpartition(".")
             if not home.startswith("jax") and stems.intersection(home.split(".")):
                 found.add(name)
     return found
@@ -103,14 +103,14 @@ class _File:
         self._names = Names(program.tree)
         self._mended: set[ast.keyword] = set()
         compares = _COMPARES.search(program.text)
-        gone = tuple(f"{finding.gone.name}." for finding in findings)
-        self.renaming = Renaming(self._names, self._lines, gone, exported)
+        dropped = tuple(f"{finding.gone.name}." for finding in findings)
+        self.renaming = Renaming(self._names, self._lines, dropped, exported)
         for finding in findings:
             is_same = not (compares and finding.gone.name in _MESHES)
             if isinstance(finding.node, ast.keyword):
-                self._keyword(finding.node, finding.gone)
+                self._mend_keyword(finding.node, finding.gone)
             elif finding.gone.now and is_same:
-                self._name(finding.node, finding.gone.now)
+                self._mend_name(finding.node, finding.gone.now)
 
     def staying(self) -> tuple[list[Finding], list[Finding]]:
         """What only a hand can change, and what only ``install()`` gives."""
@@ -120,18 +120,18 @@ class _File:
             is_mended = finding.node in self._mended or not self.renaming.stays(finding.node)
             if is_mended:
                 continue
-            is_restored = finding.gone.kind != table.GONE
-            if finding.dies:
+            is_restored = finding.gone.kind != table.ABSENT
+            if finding.fails:
                 left.append(finding)
             elif is_restored and finding.guard in ("", guards.CAUGHT):
                 installed.append(finding)
         return left, installed
 
-    def _name(self, node: Any, now: str) -> None:
+    def _mend_name(self, node: Any, now: str) -> None:
         """Write the dotted name that an object has today."""
         module, _, name = now.rpartition(".")
         if isinstance(node, ast.alias):
-            self.renaming.carry(node, module, name)
+            self.renaming.reimport(node, module, name)
         is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
         if not is_read or not self.renaming.stays(node):
             return
@@ -147,7 +147,7 @@ class _File:
         elif meant is not None:
             self.renaming.rename(node, f"{{{module}:{name}}}")
 
-    def _keyword(self, keyword: ast.keyword, gone: table.Gone) -> None:
+    def _mend_keyword(self, keyword: ast.keyword, gone: table.Gone) -> None:
         """Write today's keyword, if it takes the same values."""
         if keyword.arg is None:
             return
@@ -159,14 +159,14 @@ class _File:
         # Keywords of pjit.pjit take specs: only literal ones are mended.  Others of pjit are left.
         is_same = ".pjit." not in gone.name
         if ".pjit.pjit" in gone.name:
-            is_same = self._are_specs(keyword.value)
+            is_same = self._mend_specs(keyword.value)
         if is_same and gone.now:
             start = keyword.lineno, keyword.col_offset
             end = keyword.lineno, keyword.col_offset + len(keyword.arg)
             self.renaming.write(start, end, gone.now)
             self._mended.add(keyword)
 
-    def _are_specs(self, value: ast.expr) -> bool:
+    def _mend_specs(self, value: ast.expr) -> bool:
         """Write ``P()`` for each None that stands for a spec, and return True, if a value holds
         literal specs only.
         """

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from xmap_compat.tools.check import checker, facts, guards, table
-from xmap_compat.tools.check.checker import Reported
-from xmap_compat.tools.check.texts import Texts
+from xmap_compat.tools.check.checker import MissingAttribute
+from xmap_compat.tools.check.texts import Uses
 from xmap_compat.tools.source.reading import Program, read, source_files
 
 # What programs call JAX and its modules, also those that take them from other files.
@@ -32,7 +32,7 @@ class Finding:
     column: int
     gone: table.Gone
     node: Any = None
-    dies: bool = True  # whether a run under install() fails there
+    fails: bool = True  # whether a run under install() fails there
     guard: str = ""  # how the program is ready for it: then it is listed, and is no finding
 
     @property
@@ -59,7 +59,7 @@ class Checked:
     jax: str
 
     @property
-    def reported(self) -> list[Finding]:
+    def unguarded(self) -> list[Finding]:
         return [finding for finding in self.findings if not finding.guard]
 
     @property
@@ -73,12 +73,12 @@ def check(
     """Read the files and folders of ``paths``, and find in them what JAX removed."""
     programs = tuple(read(path) for path in source_files(paths))
     near = [program for program in programs if _NEAR_JAX.search(program.text)]
-    reported = _reported(near)
-    uses: dict[Path, _Uses] = {}
+    missing = _missing_attributes(near)
+    uses: dict[Path, _UsesOfProgram] = {}
     asked: set[str] = set()
     for program in progress(near):
-        uses[program.path] = _Uses(program, reported[program.path])
-        asked |= uses[program.path].asked.keys()
+        uses[program.path] = _UsesOfProgram(program, missing[program.path])
+        asked |= uses[program.path].nodes_by_name.keys()
     release, lacking = facts.ask(asked)
     found: list[Finding] = []
     for program in programs:
@@ -91,9 +91,9 @@ def check(
     return Checked(programs, tuple(found), release)
 
 
-def _reported(programs: Iterable[Program]) -> dict[Path, list[Reported]]:
+def _missing_attributes(programs: Iterable[Program]) -> dict[Path, list[MissingAttribute]]:
     """What ty says about each program."""
-    found: dict[Path, list[Reported]] = defaultdict(list)
+    found: dict[Path, list[MissingAttribute]] = defaultdict(list)
     files: dict[Path, Path] = {}
     roots: dict[Path, None] = {}
     with tempfile.TemporaryDirectory(prefix="xmap_compat") as temporary:
@@ -119,20 +119,20 @@ def _root_of(path: Path) -> Path:
     return folder
 
 
-class _Uses:
+class _UsesOfProgram:
     """What one program asks JAX for.
 
     Attributes:
-      asked: the names, and the nodes that ask for each.
+      nodes_by_name: the names, and the nodes that ask for each.
     """
 
-    def __init__(self, program: Program, reported: Iterable[Reported]):
+    def __init__(self, program: Program, missing: Iterable[MissingAttribute]):
         self._program = program
-        self._names = Texts(program.tree)
+        self._names = Uses(program.tree)
         self._lines = program.text.split("\n")
-        self.asked: dict[str, list[Any]] = defaultdict(list)
-        for node, name in self._names.asked():
-            self.asked[name].append(node)
+        self.nodes_by_name: dict[str, list[Any]] = defaultdict(list)
+        for node, name in self._names.uses():
+            self.nodes_by_name[name].append(node)
         by_end: dict[Any, ast.AST] = {}
         put_there = set()  # by the program itself, into JAX
         for node in self._names.nodes:
@@ -142,19 +142,19 @@ class _Uses:
                 is_set = not isinstance(node.ctx, ast.Load)
             if is_set:
                 put_there.add(self._names.dotted(node))
-        for each in reported:
+        for each in missing:
             before = self._lines[each.line - 1][: each.column - 1]
             reader = by_end.get((each.line, len(before.encode())))
             is_of_another_array = each.name.startswith("jax.Array.") and not table.known(each.name)
             if reader is not None and not is_of_another_array:
-                self.asked[each.name].append(reader)
+                self.nodes_by_name[each.name].append(reader)
         for name in put_there:
-            self.asked.pop(name, None)
+            self.nodes_by_name.pop(name, None)
 
     def findings(self, lacking: set[str], jax: str) -> Iterator[Finding]:
         """The uses of what this JAX lacks, each place once."""
         by_place = {}
-        for name, nodes in self.asked.items():
+        for name, nodes in self.nodes_by_name.items():
             is_keyword_of_table = "(" in name and table.known(name)
             if name in lacking or is_keyword_of_table:
                 for node in nodes:
@@ -172,7 +172,7 @@ class _Uses:
             if gone.kind == table.REFUSED:
                 helps = "(" not in name and not self._is_used(node)
             place = self._program.path, *self._program.where(line), column
-            yield Finding(*place, gone, node=node, dies=not (guard or helps), guard=guard)
+            yield Finding(*place, gone, node=node, fails=not (guard or helps), guard=guard)
 
     def _place(self, node: Any) -> tuple[int, int]:
         """The line and the column of a name."""

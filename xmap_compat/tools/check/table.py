@@ -7,11 +7,11 @@ import re
 
 from xmap_compat.legacy import removed
 
-# RESTORED: as it was under install(); REFUSED: imports under install(), and raises at use; GONE:
+# RESTORED: as it was under install(); REFUSED: imports under install(), and raises at use; ABSENT:
 # not there at all.
 RESTORED = "restored"
 REFUSED = "refused"
-GONE = "gone"
+ABSENT = "absent"
 ERROR = "error"
 MAPS = "jax.experimental.maps"
 INSTALL = "run it under xmap_compat.install()"
@@ -27,10 +27,10 @@ alias   0.4.30 jax.lax.{{pargmax pargmin pdot pgather xeinsum}} -> xmap_compat.{
 alias   0.4.30 jax.core.NamedShape -> xmap_compat.random.NamedShape
 alias   0.4.30 jax.interpreters.pxla.Mesh -> xmap_compat.Mesh
 adapter 0.4.30 jax.interpreters.pxla.thread_resources -> {INSTALL}
-gone    jax.Array.device_buffer -> x.addressable_data(0)
-gone    jax.Array.device_buffers -> x.addressable_shards
-gone    jax.Array.to_py -> numpy.asarray(x)
-gone    jax.Array.copy_to_device -> jax.device_put(x, device)
+absent  jax.Array.device_buffer -> x.addressable_data(0)
+absent  jax.Array.device_buffers -> x.addressable_shards
+absent  jax.Array.to_py -> numpy.asarray(x)
+absent  jax.Array.copy_to_device -> jax.device_put(x, device)
 """
 
 
@@ -39,7 +39,7 @@ class Gone:
     """A name that JAX removed; ``function(keyword=)`` for a keyword."""
 
     name: str
-    kind: str  # RESTORED, REFUSED or GONE; ERROR for a file that cannot be read
+    kind: str  # RESTORED, REFUSED or ABSENT; ERROR for a file that cannot be read
     remedy: str  # what to write today, and install() where that helps
     until: str = ""  # the last of the releases looked at that has it
     now: str = ""  # the dotted name of the same object today
@@ -47,7 +47,7 @@ class Gone:
 
 
 def _of_row(name: str, kind: str, now: str, until: str = "") -> Gone:
-    if kind in (REFUSED, GONE):
+    if kind in (REFUSED, ABSENT):
         return Gone(name, kind, f"write {now}", until)
     if now == INSTALL:
         return Gone(name, RESTORED, INSTALL, until)
@@ -94,4 +94,4 @@ def unknown(name: str, jax: str) -> Gone:
     """A name that this JAX lacks and no table has."""
     if name in (*removed.OPTIONS, *removed.XMAP_OPTIONS):
         return Gone(name, RESTORED, INSTALL)
-    return Gone(name, GONE, f"jax {jax} has nothing of that name")
+    return Gone(name, ABSENT, f"jax {jax} has nothing of that name")

@@ -18,12 +18,12 @@ _MODULE = re.compile(r"jax(\.\w+)+")
 _IMPORTS = re.compile(r"(.*\.)?(import_module|__import__)")
 
 
-class Texts(Names):
+class Uses(Names):
     """The names of a file, and what it asks of JAX by other means than an attribute that ty
     resolves.
     """
 
-    def asked(self) -> Iterator[Found]:
+    def uses(self) -> Iterator[Found]:
         self._texts = {text_of(node) for node in self.nodes}
         self._by_text: list[ast.Call] = []  # calls that import by a text
         for node in self.nodes:
@@ -67,11 +67,11 @@ class Texts(Names):
     def _in_code(self, call: ast.AST, code: str) -> Iterator[Found]:
         """What a text asks for that is executed."""
         try:
-            inner = Texts(ast.parse(code))
+            inner = Uses(ast.parse(code))
         except SyntaxError:
             return
         inner.bound = self.bound | inner.bound
-        for _, name in inner.asked():
+        for _, name in inner.uses():
             yield call, name
 
     def _options(self, call: ast.Call, updated: str) -> Iterator[Found]:
@@ -132,21 +132,21 @@ class Texts(Names):
         """What ``import_module`` and ``__import__`` are asked for, and each text ``jax.a.b`` beside
         them.
         """
-        inside: dict[str, ast.Call] = {}
+        call_with_text: dict[str, ast.Call] = {}
         # What may import a text that stands in no call: the last call whose argument is no text, or
         # the first.
-        elsewhere = self._by_text[:1]
+        importers = self._by_text[:1]
         for call in self._by_text:
             texts = {text_of(node) for node in ast.walk(call)} - {""}
-            inside.update(dict.fromkeys(texts, call))
+            call_with_text.update(dict.fromkeys(texts, call))
             if not texts:
-                elsewhere = [call]
+                importers = [call]
             for base in texts:
                 for text in texts:
                     if base.startswith("jax") and text.startswith("."):
                         # import_module('.maps', 'jax.experimental')
                         yield call, importlib.util.resolve_name(text, base)
-        for call in elsewhere:
+        for call in importers:
             for text in self._texts:
                 if _MODULE.fullmatch(text):
-                    yield inside.get(text, call), text
+                    yield call_with_text.get(text, call), text

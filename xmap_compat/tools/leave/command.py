@@ -23,9 +23,9 @@ from xmap_compat.tools.leave import edits, messages, neighbours, patch, replayin
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.running import moved
 from xmap_compat.tools.leave.values import in_a_line
-from xmap_compat.tools.leave.xmap_calls import Found, Replayed, XmapCall
-from xmap_compat.tools.programs import add_program, program_of
-from xmap_compat.tools.source.layout import NOTEBOOK, python_of
+from xmap_compat.tools.leave.xmap_calls import FirstRun, SecondRun, XmapCall
+from xmap_compat.tools.programs import add_program, program_arguments
+from xmap_compat.tools.source.layout import NOTEBOOK, text_as_python
 
 MOST_LINES = 20  # of the output of a run that ends otherwise
 EVERY = 5.0  # seconds, a line says that a run goes on
@@ -69,7 +69,7 @@ class Leaving:
     def __init__(self, options: argparse.Namespace, scratch: str):
         self.options = options
         self.scratch = scratch
-        self.program = program_of(options)
+        self.program = program_arguments(options)
         if not self.program:
             raise Refused(messages.NO_PROGRAM)
         if importlib.util.find_spec("ty") is None:  # which finds the names that JAX has removed
@@ -81,7 +81,7 @@ class Leaving:
             self.script = os.path.realpath(self.program[0])
             self.folders.append(os.path.dirname(self.script))
             try:
-                python_of(patch.contents(self.script), self.script)
+                text_as_python(patch.contents(self.script), self.script)
             except (OSError, ValueError, SyntaxError) as error:
                 raise Refused(messages.NOT_READ.format(self.program[0], error)) from None
         self.seconds = 0.0
@@ -89,18 +89,18 @@ class Leaving:
     def run(self) -> int:
         found, records = self.first_run()
         contents = {path: patch.contents(path) for path in found.files}
-        program = edits.Program(found, contents, self.folders[-1])
-        program.judge()
-        neighbours.judge(found.xmap_calls, program.sources, self.folders)
+        program = edits.ProgramFiles(found, contents, self.folders[-1])
+        program.refuse_or_add()
+        neighbours.refuse_shared(found.xmap_calls, program.sources, self.folders)
         others = neighbours.others_that_need(program.sources, self.folders)
         # This script calls no xmap any more, but the modules that it imports have a helper already.
-        has_left = not (found.xmap_calls or found.ended or program.helper.before is None)
-        if not (has_left and program.edited([], others).changes):
+        is_plain_already = not (found.xmap_calls or found.ended or program.helper.before is None)
+        if not (is_plain_already and program.edited([], others).changes):
             self.check_called(found)
         while True:
             patched = self.patched(found)
             edited = program.edited(patched, others)
-            if not patched and not has_left:
+            if not patched and not is_plain_already:
                 edited = edits.Edited()
                 break
             problems = self.replay(found, records, edited, patched)
@@ -110,25 +110,25 @@ class Leaving:
                 found.xmap_calls[number].refused = words
         return report.Report(self.options, found.xmap_calls, patched, edited, self.scratch).print()
 
-    def patched(self, found: Found) -> list[XmapCall]:
+    def patched(self, found: FirstRun) -> list[XmapCall]:
         """The xmap calls to patch: the verifiable ones that are not refused, and with them those
         that are made but never called.  Those inside of one that stays are refused here.
         """
         for c in found.xmap_calls:
             for number in c.inside:
                 outer = found.xmap_calls[number]
-                if c.resources and outer.refused and not c.refused:
+                if c.has_resources and outer.refused and not c.refused:
                     c.refused = messages.IN_ONE_THAT_STAYS.format(where=outer.where)
         able = [c for c in found.xmap_calls if not c.refused]
         if self.options.unverified:
             return able
-        if not any(c.is_verified for c in able):
+        if not any(c.is_verifiable for c in able):
             return []
-        return [c for c in able if c.is_verified or (c.reached and not c.calls)]
+        return [c for c in able if c.is_verifiable or (c.made and not c.calls)]
 
     # ---- the runs
 
-    def first_run(self) -> tuple[Found, str]:
+    def first_run(self) -> tuple[FirstRun, str]:
         """Record the program; what is found, and the file with the records."""
         begun = time.monotonic()
         task = self.task_in("first")
@@ -140,11 +140,11 @@ class Leaving:
             raise self.no_call(f"its process with exit code {code}", messages.BEFORE_ITS_FIRST_CALL)
         return pickle.loads(patch.contents(task["result"])), task["records"]
 
-    def check_called(self, found: Found) -> None:
+    def check_called(self, found: FirstRun) -> None:
         """Refuse a program that called no xmapped function, unless it is to be edited all the
         same.
         """
-        not_made = [c.where for c in found.xmap_calls if not c.reached]
+        not_made = [c.where for c in found.xmap_calls if not c.made]
         if any(c.calls for c in found.xmap_calls) or (self.options.unverified and not_made):
             return
         when = messages.BEFORE_ITS_FIRST_CALL if found.ended else messages.CALLED_NONE
@@ -158,7 +158,7 @@ class Leaving:
 
     def replay(
         self,
-        found: Found,
+        found: FirstRun,
         records: str,
         edited: edits.Edited,
         patched: Sequence[XmapCall],
@@ -171,23 +171,23 @@ class Leaving:
         task["places"] = {(moved(folders, path), *start): n for path, start, n in edited.places}
         task["files"] = {moved(folders, path): path for path in found.files}
         task["files"].pop(moved(folders, edited.helper), None)
-        task["needs_package"] = bool(edited.left) or len(patched) < len(found.xmap_calls)
+        task["needs_package"] = bool(edited.needs) or len(patched) < len(found.xmap_calls)
         self.put(folders, edited)
         limit = max(120.0, 10 * self.seconds)
         code = self.execute(task, "replaying", limit)
         log = patch.contents(task["log"]).decode(errors="replace")
         warned = _WITH_MESH.search(log)
         edited.with_mesh = warned[1] if warned else ""
-        seen = Replayed()
+        seen = SecondRun()
         if os.path.exists(task["result"]):
-            seen = Replayed(**pickle.loads(patch.contents(task["result"])))
+            seen = SecondRun(**pickle.loads(patch.contents(task["result"])))
         problems = {}
         for number, (words, file, line) in seen.problems.items():
             problems[number] = messages.FOUND_TO_DIFFER.format(words)
             if file:
                 problems[number] = messages.raised(words, *edited.line_before(file, line))
-        if seen.comparing >= 0:
-            problems[seen.comparing] = messages.DIES.format(seconds=limit)
+        if seen.executing >= 0:
+            problems[seen.executing] = messages.DIES.format(seconds=limit)
         if seen.ended is None:
             seen.ended = f"exit code {code}"
         if not problems and seen.ended != found.ended:
@@ -209,7 +209,7 @@ class Leaving:
         """Write the changes into a copy, where the helper's ``mapped`` is watched."""
         for path, (_, data) in edited.changes.items():
             if path.endswith(NOTEBOOK):
-                data = python_of(data, path).encode()
+                data = text_as_python(data, path).encode()
             Path(moved(folders, path)).write_bytes(data)
         with open(moved(folders, edited.helper), "a", encoding="utf-8") as file:
             file.write(f"\n\nmapped = {replaying.PROBE}(mapped)\n")
@@ -237,7 +237,7 @@ class Leaving:
             inside = os.path.join(task["cwd"], "")
             task["program"] = [copy.removeprefix(inside), *self.program[1:]]
             if copy.endswith(NOTEBOOK):
-                text = python_of(patch.contents(self.script), self.script)
+                text = text_as_python(patch.contents(self.script), self.script)
                 Path(copy).write_text(text, encoding="utf-8")
         return task
 

@@ -21,10 +21,10 @@ from xmap_compat.tools.check import editor, findings, table
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.patch import Changes, Refused, contents
 from xmap_compat.tools.leave.place_of_helper import Helper
-from xmap_compat.tools.leave.places import GONE, HOMES, Source
-from xmap_compat.tools.leave.xmap_calls import Found, Span, XmapCall, span_of
+from xmap_compat.tools.leave.places import HOMES, OLD_PREFIXES, Source
+from xmap_compat.tools.leave.xmap_calls import FirstRun, Span, XmapCall, span_of
 from xmap_compat.tools.source.bindings import IMPORTS, Names, text_of
-from xmap_compat.tools.source.layout import applied, program_of, python_of, replacing
+from xmap_compat.tools.source.layout import applied, parsed, replacing, text_as_python
 from xmap_compat.tools.source.renaming import Renaming
 
 # What takes the place of other names of old modules: always, or where no xmap stays.
@@ -49,7 +49,7 @@ class Edited:
     Attributes:
       changes: the old and the new contents of the files that change, and of the helper file.
       places: where each xmap call starts now: file, line and column, number.
-      left: for what the program still needs this package.
+      needs: what of this program still needs this package, in words.
       helper: the helper file.
       functions: what the helper file is to have.
       with_mesh: a line of which JAX warned when it ran: it enters a mesh by ``with mesh:``.
@@ -57,7 +57,7 @@ class Edited:
 
     changes: Changes = dataclasses.field(default_factory=dict)
     places: list[tuple[str, tuple[int, int], int]] = dataclasses.field(default_factory=list)
-    left: list[str] = dataclasses.field(default_factory=list)
+    needs: list[str] = dataclasses.field(default_factory=list)
     helper: str = ""
     functions: Sequence[str] = ()
     with_mesh: str = ""
@@ -65,15 +65,15 @@ class Edited:
     def line_before(self, path: str, line: int) -> tuple[str, str]:
         """The place and the text that a line below the imports had before the edits."""
         before, after = self.changes.get(path) or (contents(path),) * 2
-        old = python_of(before or b"", path).split("\n")
-        line += len(old) - len(python_of(after, path).split("\n"))
+        old = text_as_python(before or b"", path).split("\n")
+        line += len(old) - len(text_as_python(after, path).split("\n"))
         return f"{os.path.basename(path)}:{line}", old[line - 1].strip()
 
 
-class Program:
+class ProgramFiles:
     """The files of a program, and what changes in them whichever xmap calls are patched."""
 
-    def __init__(self, found: Found, files: Mapping[str, bytes], beside: str):
+    def __init__(self, found: FirstRun, files: Mapping[str, bytes], beside: str):
         self.found = found
         self.files = files
         self.helper = Helper(files, found.files, beside)
@@ -95,14 +95,14 @@ class Program:
         found = set()
         for source in self.sources.values():
             for node in source.names.nodes:
-                home, _, name = source.names.of(node).rpartition(".")
+                home, _, name = source.names.imported_name(node).rpartition(".")
                 if home.startswith(".") or home.partition(".")[0] in self.modules:
                     found.add(name)
         return found
 
     # ---- xmap calls that stay
 
-    def judge(self) -> None:
+    def refuse_or_add(self) -> None:
         """Refuse the xmap calls that the edit cannot name, and add those that this run did not
         make.
         """
@@ -133,7 +133,7 @@ class Program:
                 where = source.where(call)
                 return messages.NOT_NAMED.format(where=where, text=source.shown(call.func))
         for source in self.sources.values():
-            missed = source.missed(c.of_one_name)
+            missed = source.missed(c.named_like_mesh_axes)
             if missed is not None:
                 where = source.where(missed)
                 return messages.OF_ONE_NAME.format(where=where, text=source.shown(missed))
@@ -148,9 +148,9 @@ class Program:
           others: files of the program that did not run, and need this package.
         """
         stays = len(patched) < len(self.found.xmap_calls)
-        texts, left = self._texts(patched, stays, installs=stays or bool(others))
+        texts, needs = self._texts(patched, stays, installs=stays or bool(others))
         # Something else needs this package: then calls of install() stay too.
-        if left and not stays:
+        if needs and not stays:
             texts, _ = self._texts(patched, stays, installs=True)
         changes: dict[str, tuple[bytes | None, bytes]] = {}
         places = []
@@ -162,7 +162,7 @@ class Program:
         return Edited(
             changes=changes,
             places=places,
-            left=[*left, *others],
+            needs=[*needs, *others],
             helper=self.helper.path,
             functions=sorted(self.functions),
         )
@@ -178,7 +178,7 @@ class Program:
         """
         renamings: dict[str, Renaming] = {}
         for path, source in self.sources.items():
-            renaming = Renaming(source.names, source.lines, GONE, self.exported)
+            renaming = Renaming(source.names, source.lines, OLD_PREFIXES, self.exported)
             self._ask(source, renaming, stays, installs)
             for c in patched:
                 if c.file == path:
@@ -193,14 +193,14 @@ class Program:
             renaming.homes = {"h": self.helper.module_for(path)}
             texts[path] = applied(self.files[path], path, renaming.edits())
         texts, unmended = modernized(tuple(texts.items()))
-        left = [*unmended]
+        needs = [*unmended]
         for path, data in texts.items():
-            for node in ast.walk(program_of(data, path).tree):
+            for node in ast.walk(parsed(data, path).tree):
                 for alias in old_aliases(node):
                     is_for_install = alias.name in ("xmap_compat", "install")
                     if not (installs and is_for_install):
-                        left.append(f"{alias.name} of {os.path.basename(path)}:{alias.lineno}")
-        return texts, left
+                        needs.append(f"{alias.name} of {os.path.basename(path)}:{alias.lineno}")
+        return texts, needs
 
     def _ask(self, source: Source, renaming: Renaming, stays: bool, installs: bool) -> None:
         for node, function in source.functions.items():
@@ -213,10 +213,11 @@ class Program:
             renaming.write(end, end, ")")
         names = _ALWAYS if stays else _ALWAYS | _WITHOUT_XMAP
         for node in source.names.nodes:
-            name = source.names.of(node)
+            name = source.names.imported_name(node)
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                is_install = source.names.of(node.value.func) in _INSTALLS and not installs
-                if is_install or _is_option(node.value):
+                called = source.names.imported_name(node.value.func)
+                goes = called in _INSTALLS and not installs
+                if goes or _is_option(node.value):
                     renaming.remove(node)
             elif name in names and isinstance(node.ctx, ast.Load):
                 renaming.rename(node, names[name])
@@ -260,7 +261,7 @@ class Program:
         for c in patched:
             if c.file == path:
                 before[span_of(self._callee(c))] = c.number
-        names = Names(program_of(data, path).tree)
+        names = Names(parsed(data, path).tree)
         now = sorted(_mapped_in(names), key=span_of)
         if len(now) != len(before):
             raise Refused(messages.LOST.format(path=path))
@@ -282,7 +283,7 @@ def _mapped_in(names: Names) -> list[ast.AST]:
     found = []
     for node in names.nodes:
         is_read = isinstance(getattr(node, "ctx", None), ast.Load)
-        if is_read and re.search(r"(^|\.)named_axes(_\d+)?\.mapped$", names.of(node)):
+        if is_read and re.search(r"(^|\.)named_axes(_\d+)?\.mapped$", names.imported_name(node)):
             found.append(node)
     return found
 
@@ -295,7 +296,7 @@ def modernized(files: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, bytes], 
     """Files with today's names for what JAX has removed elsewhere, as ``check --fix`` writes them,
     and what it leaves.
     """
-    of_xmap = [name for name in table.ALL if f"{name}.".startswith(GONE)]
+    of_xmap = [name for name in table.ALL if f"{name}.".startswith(OLD_PREFIXES)]
     texts = dict(files)
     with tempfile.TemporaryDirectory() as folder:
         copies = {Path(folder + path).resolve(): path for path in texts}
@@ -315,4 +316,4 @@ def old_aliases(node: Any) -> list[ast.alias]:
     home = ""
     if isinstance(node, ast.ImportFrom):
         home = f"{'.' * node.level}{node.module or ''}."
-    return [alias for alias in node.names if f"{home}{alias.name}.".startswith(GONE)]
+    return [alias for alias in node.names if f"{home}{alias.name}.".startswith(OLD_PREFIXES)]

@@ -32,7 +32,7 @@ ENVIRONMENT = "{where} sets thread_resources.env. Nothing is written: write `wit
 FIRST_PRINTS = "--- the program with xmap prints:"
 SECOND_PRINTS = "--- the edited program prints:"
 WITH_MESH = "JAX deprecates `with mesh:` ({where}): write `with jax.set_mesh(mesh):`"
-LEFT = "The program still needs xmap_compat, for {}"
+STILL_NEEDS = "The program still needs xmap_compat, for {}"
 
 # Xmap calls that stay
 NOT_OF_THE_PROGRAM = (

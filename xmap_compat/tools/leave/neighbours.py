@@ -20,7 +20,7 @@ _NEEDS = re.compile(
 )
 
 
-def judge(
+def refuse_shared(
     xmap_calls: Iterable[XmapCall], sources: Mapping[str, Source], folders: Collection[str]
 ) -> None:
     """Refuse xmap calls with mesh resources whose function another program uses beside an xmap: in
@@ -29,7 +29,7 @@ def judge(
     named: dict[str, XmapCall] = {}
     for c in xmap_calls:
         name = _assigned(c, sources)
-        if name and c.resources and not c.refused:
+        if name and c.has_resources and not c.refused:
             named[name] = c
     if not named:
         return
@@ -39,7 +39,7 @@ def judge(
 
 
 def _refuse_used(path: Path, names: Names, named: Mapping[str, XmapCall]) -> None:
-    meanings = {node: names.of(node) for node in names.nodes}
+    meanings = {node: names.imported_name(node) for node in names.nodes}
     if not set(XMAPS).intersection(meanings.values()):
         return
     for node, meant in meanings.items():

@@ -10,11 +10,11 @@ from typing import Any
 from xmap_compat.tools.leave.helper_text import FUNCTIONS, METHODS, REDUCTIONS
 from xmap_compat.tools.leave.xmap_calls import Span, span_of
 from xmap_compat.tools.source.bindings import Names, text_of
-from xmap_compat.tools.source.layout import program_of, replacing
+from xmap_compat.tools.source.layout import parsed, replacing
 
 HOMES = ("jax.experimental.maps", "xmap_compat", "jax.interpreters.pxla")
 # What the program leaves: this package, and modules that JAX removed.
-GONE = tuple(f"{home}." for home in HOMES)
+OLD_PREFIXES = tuple(f"{home}." for home in HOMES)
 XMAPS = tuple(f"{home}.xmap" for home in (*HOMES, "xmap_compat.api"))
 # By which libraries call the axis of a layer that reduces over it.
 _LAYERS = ("axis_name", "cross_replica_axis", "pmap_axis_name", "bn_axis_name")
@@ -45,7 +45,7 @@ class Source:
           traced: the calls in which collectives were traced.
           modules: the modules and packages of the program.
         """
-        program = program_of(data, path)
+        program = parsed(data, path)
         self.path = path
         self.lines = program.text.split("\n")
         self.tree = program.tree
@@ -60,7 +60,7 @@ class Source:
             if isinstance(node, ast.Call):
                 self._calls[span_of(node)] = node
             if isinstance(getattr(node, "ctx", None), ast.Load):
-                name = self.names.of(node)
+                name = self.names.imported_name(node)
             if name in FUNCTIONS and self._may_be_over_axis(name, node):
                 self.functions[node] = FUNCTIONS[name]
         self.methods = [*filter(self._is_method, self._calls.values())]
@@ -98,7 +98,7 @@ class Source:
         function = call.func
         if not isinstance(function, ast.Attribute) or function.attr not in METHODS:
             return False
-        return not self.names.of(function) and self._is_over(call, call.args[:1])
+        return not self.names.imported_name(function) and self._is_over(call, call.args[:1])
 
     def _layer_axes(self, call: ast.Call) -> Iterator[ast.expr]:
         """The axes of a layer of a library that is made in a function."""
@@ -122,7 +122,7 @@ class Source:
         """The dotted name of a function of a library; empty for the program's functions, and for
         variables.
         """
-        name = self.names.of(node)
+        name = self.names.imported_name(node)
         if not isinstance(node, (ast.Name, ast.Attribute)):
             name = self.names.dotted(node)
         is_of_program = name.startswith(".") or name.partition(".")[0] in self._modules
@@ -147,9 +147,9 @@ class Source:
         called = call.func
         if isinstance(called, ast.Call):
             return self._xmap_in(called)
-        if call.args and self.names.of(called) == "functools.partial":
+        if call.args and self.names.imported_name(called) == "functools.partial":
             called = call.args[0]
-        return called if self.names.of(called) in XMAPS else None
+        return called if self.names.imported_name(called) in XMAPS else None
 
     def not_named(self, span: Span) -> ast.Call | None:
         """The call at a place, if it is of a library and the edit does not rename it."""

@@ -16,7 +16,7 @@ import numpy as np
 from xmap_compat.legacy import import_hook
 from xmap_compat.tools.leave import messages, running, values
 from xmap_compat.tools.leave.values import RecordedCall, is_traced
-from xmap_compat.tools.leave.xmap_calls import Found, XmapCall, calling_span
+from xmap_compat.tools.leave.xmap_calls import FirstRun, XmapCall, calling_span
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 MOST_CALLS = 3  # that are recorded of each kind
@@ -73,9 +73,9 @@ class Recorder:
             name = getattr(function, "__name__", "")
             new = XmapCall(*place, number=len(self.xmap_calls), function=name)
             c = self.xmap_calls.setdefault(place, new)
-            c.reached += 1
+            c.made += 1
             self.functions[c.number][id(function)] = function
-            return values.watched(function, functools.partial(self.called, c, c.reached, function))
+            return values.watched(function, functools.partial(self.called, c, c.made, function))
 
     def traced(self, declared: Any, placed: Any, args: Any) -> None:
         if placed is not None and not self.is_over:
@@ -118,7 +118,7 @@ class Recorder:
         if self.seen[kind] >= MOST_CALLS:
             return
         leaves, structure = jax.tree.flatten(args)
-        types = [values.type_of(leaf) for leaf in leaves]
+        types = [values.leaf_without_value(leaf) for leaf in leaves]
 
         def keep(*arrays):
             pairs = zip(types, arrays)
@@ -158,7 +158,7 @@ class Recorder:
         self.learn(xmap_calls)
         for noted in self.noted:
             self.repeat(xmap_calls[noted.call.number], noted)
-        found = Found(xmap_calls, self.files(), ended)
+        found = FirstRun(xmap_calls, self.files(), ended)
         for c in xmap_calls:
             c.file = self.users_file(c.file) or c.file
         with open(self.task["records"], "wb") as file:

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 from xmap_compat.legacy import import_hook
 from xmap_compat.tools.leave import messages, running, values
 from xmap_compat.tools.leave.values import RecordedCall, is_traced
-from xmap_compat.tools.leave.xmap_calls import Replayed, calling_span
+from xmap_compat.tools.leave.xmap_calls import SecondRun, calling_span
 
 PROBE = "__leave_mapped__"  # a builtin, which wraps the helper's `mapped` in the copy
 
 
-class _Found(NamedTuple):
+class _MadeAgain(NamedTuple):
     """A recorded call that the edited program has made again."""
 
     record: RecordedCall
@@ -39,14 +39,14 @@ class Verifier:
         self.task = task
         self.lock = threading.RLock()
         self.reached: dict[int, int] = {}
-        self.found: list[_Found] = []
-        self.seen = Replayed()
-        # By what a call is known again.
-        self.left: dict[Any, list[RecordedCall]] = defaultdict(list)
+        self.found: list[_MadeAgain] = []
+        self.seen = SecondRun()
+        # The recorded calls that the program has not made again yet, by what identifies a call.
+        self.pending: dict[Any, list[RecordedCall]] = defaultdict(list)
         with open(task["records"], "rb") as file:
             for record in pickle.load(file):
                 key = record.number, record.reached, record.arguments, record.traced
-                self.left[key].append(record)
+                self.pending[key].append(record)
 
     def probing(self, mapped: Callable[..., Any]) -> Callable[..., Any]:
         """What takes the place of ``mapped``."""
@@ -72,35 +72,35 @@ class Verifier:
         import jax
 
         key = number, reached, values.described(args), is_traced(args)
-        records = self.left.pop(key, ())
+        records = self.pending.pop(key, ())
         structure = jax.tree.structure(args)
-        self.found += [_Found(record, made, structure) for record in records]
+        self.found += [_MadeAgain(record, made, structure) for record in records]
         if not records or is_traced(args):
             return made(*args, **kwargs)
-        with self.comparing(number):
+        with self.executing(number):
             return jax.block_until_ready(made(*args, **kwargs))
 
     @contextlib.contextmanager
-    def comparing(self, number: int) -> Any:
+    def executing(self, number: int) -> Any:
         """Note which function runs, if the process dies or hangs there."""
-        self.seen.comparing = number
+        self.seen.executing = number
         self.write()
         yield
-        self.seen.comparing = -1
+        self.seen.executing = -1
 
     def finish(self, ended: str) -> None:
         for found in self.found:
             self.compare(found)
         if ended == self.task["ended"]:
-            for number, *_ in self.left:
+            for number, *_ in self.pending:
                 if number in self.task["places"].values():
                     self.seen.problems.setdefault(number, (messages.NOT_MADE_AGAIN, "", 0))
         self.seen.ended = ended
         self.write()
 
-    def compare(self, found: _Found) -> None:
+    def compare(self, found: _MadeAgain) -> None:
         number = found.record.number
-        with self.comparing(number):
+        with self.executing(number):
             try:
                 problem = self.difference(found), "", 0
             except Exception as error:
@@ -109,7 +109,7 @@ class Verifier:
         if problem[0]:
             self.seen.problems.setdefault(number, problem)
 
-    def difference(self, found: _Found) -> str:
+    def difference(self, found: _MadeAgain) -> str:
         """How the results of a call differ from the recorded ones."""
         import jax
 

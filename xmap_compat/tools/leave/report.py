@@ -34,7 +34,7 @@ class Report:
         print(f"{len(self.patched)} of {len(self.xmap_calls)} xmap calls patched")
         self.write()
         self.print_what_is_left()
-        unverified = [c.where for c in self.patched if not c.is_verified]
+        unverified = [c.where for c in self.patched if not c.is_verifiable]
         if unverified:
             print(f"edited without verification: {', '.join(unverified)}")
         return int(bool(unverified) or len(self.patched) < len(self.xmap_calls))
@@ -53,10 +53,10 @@ class Report:
             print(f"{how} {os.path.relpath(helper)}, plain JAX: {names}")
 
     def print_what_is_left(self) -> None:
-        left = [f"xmap of {c.where}" for c in self.xmap_calls if c not in self.patched]
-        left = [*dict.fromkeys([*left, *self.edited.left])]
-        if left:
-            print(messages.LEFT.format(", ".join(left)))
+        needs = [f"xmap of {c.where}" for c in self.xmap_calls if c not in self.patched]
+        needs = [*dict.fromkeys([*needs, *self.edited.needs])]
+        if needs:
+            print(messages.STILL_NEEDS.format(", ".join(needs)))
         if self.edited.with_mesh:
             print(messages.WITH_MESH.format(where=self.edited.with_mesh))
 
@@ -77,11 +77,11 @@ class Report:
             if not words.startswith(("differs", "not verified")):
                 words = f"stays: {words}"
             return re.sub(rf"{re.escape(self.scratch)}/\w+/tree/\d+/", "", words)
-        if not c.reached:
+        if not c.made:
             return messages.NEVER_MADE
         if not c.calls:
             return messages.NEVER_CALLED
-        if not c.is_verified:
+        if not c.is_verifiable:
             return messages.NOT_VERIFIED.format(c.problem or messages.NONE_RECORDED)
         if not c.recorded:
             return messages.VERIFIED_INSIDE

@@ -27,19 +27,19 @@ def learn(
     users_file: Callable[[str], str],
 ) -> None:
     """Note in an xmap call what its declarations and their traced calls say."""
-    mesh_axes: set[Any] = set()
+    resources: set[Any] = set()
     for each in declared:
         c.axes |= {*each.names}
-        mesh_axes.update(*each.resources.values())
-    c.resources = bool(mesh_axes)
+        resources.update(*each.resources.values())
+    c.has_resources = bool(resources)
     for placed in traced:
         if placed.scope.mesh is not None:
-            mesh_axes.update(placed.scope.mesh.axis_names)
+            resources.update(placed.scope.mesh.axis_names)
         c.undeclared = c.undeclared or any(placed.undeclared)
         c.is_coarse = c.is_coarse or _is_coarse(placed)
         c.collectives += _collectives(placed, users_file)
         c.refused = c.refused or next(_reasons(placed), "")
-    c.of_one_name = c.axes & {axis for axis in mesh_axes if isinstance(axis, str)}
+    c.named_like_mesh_axes = c.axes & {axis for axis in resources if isinstance(axis, str)}
 
 
 def _is_coarse(placed: Any) -> bool:

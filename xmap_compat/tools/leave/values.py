@@ -10,7 +10,7 @@ import numpy as np
 
 COARSE = 1e-2  # at least, where a program computes with numbers of less than 32 bits
 # Attributes of jitted functions that their stand-ins have too.
-JITTED = ("lower", "trace", "eval_shape", "clear_cache", "plan")
+JIT_ATTRIBUTES = ("lower", "trace", "eval_shape", "clear_cache", "plan")
 
 Results = Mapping[str, np.ndarray]
 
@@ -57,7 +57,7 @@ def watched(function: Any, call: Callable[..., Any]) -> Any:
     def watch(*args, **kwargs):
         return call(*args, **kwargs)
 
-    for name in JITTED:
+    for name in JIT_ATTRIBUTES:
         if hasattr(function, name):
             setattr(watch, name, getattr(function, name))
     return watch
@@ -79,7 +79,7 @@ def is_traced(args: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
 
 
-def type_of(leaf: Any) -> Leaf:
+def leaf_without_value(leaf: Any) -> Leaf:
     """An argument without its value, which may be traced."""
     import jax
 
@@ -93,7 +93,7 @@ def data_of(leaf: Any) -> Any:
     """The same array, or the numbers of a random key."""
     import jax
 
-    return jax.random.key_data(leaf) if type_of(leaf).key else leaf
+    return jax.random.key_data(leaf) if leaf_without_value(leaf).key else leaf
 
 
 def restored(leaf: Leaf) -> Any:
@@ -136,7 +136,7 @@ def named(what: str, results: Any) -> dict[str, np.ndarray]:
     for path, array in jax.tree_util.tree_leaves_with_path(results):
         if getattr(array, "dtype", None) == jax.dtypes.float0:
             continue
-        name = what + jax.tree_util.keystr(path) + type_of(array).key
+        name = what + jax.tree_util.keystr(path) + leaf_without_value(array).key
         array = data_of(array)
         whole = found[name] = np.array(array)
         for shard in array.addressable_shards:

@@ -17,14 +17,14 @@ class XmapCall:
 
     Attributes:
       function: the name of the mapped function.
-      reached: how many functions ``xmap(...)`` has made here.
+      made: how many functions ``xmap(...)`` has made here.
       calls: how often what it makes was called, or traced.
       recorded: how many of these calls are recorded.
       inside: the numbers of the xmap calls in whose bodies it was called.
       differentiated: whether a gradient was taken from outside.
       axes: the names of its axes.
-      of_one_name: its axes that have the name of a mesh axis.
-      resources: whether an axis has resources: mesh axes or loops.
+      named_like_mesh_axes: its axes that have the name of a mesh axis.
+      has_resources: whether an axis has resources: mesh axes or loops.
       undeclared: whether a result varies over an axis that its out_axes leave out.
       is_coarse: whether it computes with numbers of less than 32 bits.
       collectives: the calls in the user's files in which its collectives lie.
@@ -36,14 +36,14 @@ class XmapCall:
     span: Span
     number: int = 0
     function: str = ""
-    reached: int = 0
+    made: int = 0
     calls: int = 0
     recorded: int = 0
     inside: set[int] = dataclasses.field(default_factory=set)
     differentiated: bool = False
     axes: frozenset[Any] = frozenset()
-    of_one_name: frozenset[Any] = frozenset()
-    resources: bool = False
+    named_like_mesh_axes: frozenset[Any] = frozenset()
+    has_resources: bool = False
     undeclared: bool = False
     is_coarse: bool = False
     collectives: list[tuple[str, Span]] = dataclasses.field(default_factory=list)
@@ -55,7 +55,7 @@ class XmapCall:
         return f"{os.path.basename(self.file)}:{self.span[0]}"
 
     @property
-    def is_verified(self) -> bool:
+    def is_verifiable(self) -> bool:
         """Whether the second run compares it, or the one that calls it: it has recorded calls, or
         was called in a body.  After that run, one that is not refused is verified.
         """
@@ -63,7 +63,7 @@ class XmapCall:
 
 
 @dataclasses.dataclass
-class Found:
+class FirstRun:
     """The first run.
 
     Attributes:
@@ -77,18 +77,18 @@ class Found:
 
 
 @dataclasses.dataclass
-class Replayed:
+class SecondRun:
     """The second run.
 
     Attributes:
       problems: how edited functions differ, by the numbers of xmap calls; and the file and line of
         the program that raised an error.
-      comparing: the number of the xmap call that runs now, or -1.
+      executing: the number of the xmap call whose function runs now, or -1.
       ended: the type of the error that ended it, or ""; None if it has not come to its end.
     """
 
     problems: dict[int, tuple[str, str, int]] = dataclasses.field(default_factory=dict)
-    comparing: int = -1
+    executing: int = -1
     ended: str | None = None
 
 

@@ -53,7 +53,7 @@ class Names:
             return None
         return node
 
-    def of(self, node: ast.AST) -> str:
+    def imported_name(self, node: ast.AST) -> str:
         """The dotted name of a name or attribute, by imports only: ``'jax.lax.psum'`` for
         ``lax.psum``.
 
@@ -61,7 +61,7 @@ class Names:
         None``, as where an import fails, is allowed.
         """
         if isinstance(node, ast.Attribute):
-            owner = self.of(node.value)
+            owner = self.imported_name(node.value)
             return owner and f"{owner}.{node.attr}"
         imported = ""
         for meant in self.bound.get(getattr(node, "id", ""), ()):
@@ -83,8 +83,9 @@ class Names:
         return None
 
     def dotted(self, node: Any, depth: int = 9) -> str:
-        """The dotted name of an expression; empty if it has none.  Unlike ``of`` it follows
-        assignments, ``partial``, ``getattr``, ``vars`` and ``sys.modules``.
+        """The dotted name of an expression; empty if it has none.  Unlike
+        ``imported_name`` it follows assignments, ``partial``, ``getattr``, ``vars`` and
+        ``sys.modules``.
         """
         if isinstance(node, ast.Name):
             meant = self.meaning(node.id)

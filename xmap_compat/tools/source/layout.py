@@ -28,7 +28,7 @@ class Edit(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def program_of(data: bytes, path: str) -> Program:
+def parsed(data: bytes, path: str) -> Program:
     """A file, or the cells of a notebook, as one Python program; a part that cannot be parsed
     raises its error.
     """
@@ -38,9 +38,9 @@ def program_of(data: bytes, path: str) -> Program:
     return program
 
 
-def python_of(data: bytes, path: str) -> str:
+def text_as_python(data: bytes, path: str) -> str:
     """Its text, with ends of lines as Python reads them."""
-    return program_of(data, path).text.replace("\r\n", "\n").replace("\r", "\n")
+    return parsed(data, path).text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def replacing(node: Any, text: str) -> Edit:
@@ -148,7 +148,7 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
 def applied(data: bytes, path: str, edits: Iterable[Edit]) -> bytes:
     """The contents of a file with these edits."""
     if path.endswith(NOTEBOOK):
-        return _applied_to_cells(data, program_of(data, path), edits)
+        return _applied_to_cells(data, parsed(data, path), edits)
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return edited(data.decode(encoding), edits).encode(encoding)
 

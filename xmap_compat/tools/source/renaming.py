@@ -1,7 +1,7 @@
 """Other objects in the place of those that a file uses, and their imports.
 
-A text for the file names them by tokens: ``{named_axes:psum}`` is ``psum`` of ``named_axes``, by
-the name that the file has for it, or gets.
+A text for the file names them by tokens: ``{jax.sharding:Mesh}`` is ``Mesh`` of
+``jax.sharding``, by the name that the file has for it, or gets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Renaming:
     """The edits of a file.
 
     Attributes:
-      gone: prefixes, each with its dot, of what is no longer to be imported: such imports go if
+      dropped: prefixes, each with its dot, of what is no longer to be imported: such imports go if
         nothing uses them.
       exported: names that other files take from this one; ``*`` for all.
       homes: the module to import for each module that tokens abbreviate: ``{'h': '.named_axes'}``
@@ -37,19 +37,19 @@ class Renaming:
         self,
         names: Names,
         lines: Sequence[str],
-        gone: tuple[str, ...] = (),
+        dropped: tuple[str, ...] = (),
         exported: Collection[str] = (),
     ):
         self.names = names
         self.lines = lines
         self.tree: Any = names.nodes[0]
-        self.gone = gone
+        self.dropped = dropped
         self.homes: dict[str, str] = {}
         self.exported = {*exported}
         self._texts: set[str] = set()  # they may be in `__all__`
         self._renamed: dict[ast.AST, str] = {}  # names and attributes, and their new texts
         # Parts of imports, and the module and name of what they bring instead.
-        self._carried: dict[ast.alias, tuple[str, str]] = {}
+        self._reimported: dict[ast.alias, tuple[str, str]] = {}
         self._written: list[Edit] = []
         self._covered: set[ast.AST] = set()  # what is no longer in the file
         self._loads: dict[str, list[ast.Name]] = defaultdict(list)
@@ -73,9 +73,9 @@ class Renaming:
         if kept is not None:
             self._covered.remove(kept)
 
-    def carry(self, alias: ast.alias, module: str, name: str) -> None:
+    def reimport(self, alias: ast.alias, module: str, name: str) -> None:
         """Let a part of an import bring another object, under the name that the file uses now."""
-        self._carried[alias] = module, name
+        self._reimported[alias] = module, name
 
     def write(self, start: tuple[int, int], end: tuple[int, int], text: str) -> None:
         """Put a text in the place of a part of the file."""
@@ -103,10 +103,10 @@ class Renaming:
     # ---- the edits
 
     def edits(self) -> list[Edit]:
-        """All edits of the file; none if nothing was asked for, and no import of it is gone."""
+        """All edits of the file; none if nothing was asked for, and no import of it is dropped."""
         if not self.tree.body:
             return []
-        renamed = self._carried_by_imports()
+        renamed = self._at_each_use()
         self._now = {statement: self._of_statement(statement) for statement in self._imports}
         self._taken = self._taken_names()
         self._new: dict[str, set[str]] = defaultdict(set)  # what is imported from each module
@@ -129,11 +129,11 @@ class Renaming:
             edits.append(beside(last, self.lines, lines))
         return edits
 
-    def _carried_by_imports(self) -> dict[Any, str]:
+    def _at_each_use(self) -> dict[Any, str]:
         """What is renamed at each use.
 
         Where all uses of an imported name become one object, the import brings that object instead
-        (``carry``), and the uses stay.  Not for modules in ``homes``: they get one new import.
+        (``reimport``), and the uses stay.  Not for modules in ``homes``: they get one new import.
         """
         renamed = dict(self._renamed)
         for statement in self._imports:
@@ -145,7 +145,7 @@ class Renaming:
                 if token is None or token[1] in self.homes:
                     continue
                 if alias.asname or token[2] == local:
-                    self.carry(alias, *token.groups())
+                    self.reimport(alias, *token.groups())
                     for node in uses:
                         renamed.pop(node, None)
         return renamed
@@ -161,8 +161,8 @@ class Renaming:
                 root = local.partition(".")[0]
                 if "." in local and self._needs(root):
                     found.append(("import ", root))
-            elif alias in self._carried:
-                module, name = self._carried[alias]
+            elif alias in self._reimported:
+                module, name = self._reimported[alias]
                 imported = name
                 if name != local:
                     imported = f"{name} as {local}"
@@ -174,30 +174,30 @@ class Renaming:
     def stays(self, node: ast.AST) -> bool:
         """Whether a node or a part of an import is as it was."""
         if isinstance(node, ast.alias):
-            is_carried = node in self._carried
-            return not is_carried and not self._goes(self.names.parents[node], node)
+            is_reimported = node in self._reimported
+            return not is_reimported and not self._goes(self.names.parents[node], node)
         return node not in self._covered
 
     def _goes(self, statement: Any, alias: ast.alias) -> bool:
         """Whether nothing needs a part of an import any more."""
         home = getattr(statement, "module", "")
         imported = f"{home}.{alias.name}.".lstrip(".")
-        is_gone = bool(self.gone) and imported.startswith(self.gone)
+        is_dropped = bool(self.dropped) and imported.startswith(self.dropped)
         local = alias.asname or alias.name
         if "." in local:
-            return is_gone and not self._reads(local)
+            return is_dropped and not self._reads(local)
         if self.exported & {local, "*"} or local in self._texts:
             return False
         uses = self._loads[local]
-        if alias in self._carried:
+        if alias in self._reimported:
             return not uses
-        return self._covered.issuperset(uses) and bool(uses or is_gone)
+        return self._covered.issuperset(uses) and bool(uses or is_dropped)
 
     def _reads(self, module: str) -> bool:
         """Whether the file still reads a module by its whole name."""
         for node in self.names.nodes:
             is_kept = isinstance(node, ast.Attribute) and node not in self._covered
-            if is_kept and self.names.of(node) == module:
+            if is_kept and self.names.imported_name(node) == module:
                 return True
         return False
 
