@@ -20,7 +20,7 @@ REPEATS = 5
 OURS = {
     "specs, sizes, placements, names": [
         "core/call.py:bind_arguments",
-        "core/call.py:place_arguments",
+        "core/call.py:place_bound_call",
     ],
     "  of this, JAX tracing the body": ["core/trace.py:trace_program"],
     "evaluation on a device": ["core/execute.py:execute"],

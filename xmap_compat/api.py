@@ -13,7 +13,7 @@ from xmap_compat import _jax, errors, vocabulary
 from xmap_compat.core import errors as core_errors
 from xmap_compat.core import watch
 from xmap_compat.core.arguments import Declaration
-from xmap_compat.core.placement import known_axes, parse_axis_resources
+from xmap_compat.core.placement import parse_axis_resources, resources_of_known_axes
 from xmap_compat.core.specs import AxisName, is_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.xmapped import Xmapped
 
@@ -267,7 +267,7 @@ def declare(
     missing = [n for n in spec_names(out_specs) if n not in names]
     if missing:
         raise errors.names_missing_from_inputs(missing, names)
-    resources = known_axes(parse_axis_resources(axis_resources), names, undeclared)
+    resources = resources_of_known_axes(parse_axis_resources(axis_resources), names, undeclared)
     return Declaration(
         fun,
         errors.name_of(fun),

@@ -235,7 +235,7 @@ def _contract(spec, terms, output, options):
         *(term.data for term in terms),
         axes=axes,
         subscripts=Subscripts(tuple(inputs), output_labels),
-        mentions=_mentions(spec, terms),
+        skipped=_skipped(spec, terms),
         **options,
     )
 
@@ -266,7 +266,7 @@ def _check_strategy(optimize):
         raise should_be("optimize of einsum", wanted, optimize, ValueError) from None
 
 
-def _mentions(spec, terms) -> Skipped | None:
+def _skipped(spec, terms) -> Skipped | None:
     """For the type check: the axes that one operand skips while another one mentions them."""
     descriptions = tuple(f"operand {term.position} ({term.text!r})" for term in terms)
     # The first operand that mentions each axis.

@@ -25,7 +25,7 @@ import numpy as np
 from xmap_compat import _jax, errors
 from xmap_compat.api import with_resources
 from xmap_compat.core import call as calls
-from xmap_compat.core.collectives import collectives_in
+from xmap_compat.core.collectives import collective_axes_in
 from xmap_compat.core.errors import axes_text
 from xmap_compat.core.mesh import Mesh, SerialLoop, check_mesh
 from xmap_compat.core.placement import MeshAxis
@@ -221,7 +221,7 @@ def _assignments_of_call(declared, args, mesh, loops, limit):
 
     jax.make_jaxpr(place)(*args)
     [placed] = found
-    named = collectives_in(placed.program.jaxpr)
+    named = collective_axes_in(placed.program.jaxpr)
     taken = {axis.mesh_axis for axis in named if isinstance(axis, MeshAxis)}
     sizes = {name: placement.size for name, placement in placed.placements.items()}
     free = {name: size for name, size in mesh.shape.items() if name not in taken}

@@ -85,7 +85,7 @@ class SharedCall:
             raise keyword_arguments(kwargs)
         declared = self.declared
         arguments = bind_arguments(declared, args)
-        placed = calls.place_arguments(declared, arguments)
+        placed = calls.place_bound_call(declared, arguments)
         self.uses_mesh |= placed.uses_mesh or placed.first_device_of is not None
         if placed.uses_mesh:
             _jax.note_checks()
@@ -378,7 +378,7 @@ def _moved_to_mesh(
         return None
     if not any(len(home) == 1 for home in homes):
         return None
-    placements = calls.locate(declared, arguments)
+    placements = calls.checked_placements(declared, arguments)
     moved = []
     for x, spec, home in zip(arguments.leaves, arguments.specs, homes):
         if len(home) == 1:

@@ -4,6 +4,7 @@ Each program runs once as it is, to see which xmaps it makes and calls, and once
 NumPy, which knows no axes.
 """
 
+import argparse
 import builtins
 import contextlib
 import importlib
@@ -21,7 +22,7 @@ import pytest
 
 import xmap_compat
 from xmap_compat.core import watch
-from xmap_compat.tools.leave import edits
+from xmap_compat.tools.leave import command, edits
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.replaying import Verifier
@@ -611,6 +612,29 @@ def test_an_xmap_that_stays_shares_its_functions_with_others(tmp_path):
     module, found = observed(again, left.texts)
     assert_close(module.results, left.before)
     assert len(found.xmap_calls) == 1
+
+
+def test_in_the_body_of_one_that_stays_only_those_on_mesh_axes_stay_too(tmp_path):
+    """JAX does not nest shard_map so; a serial loop needs none."""
+    program = """
+        from jax.experimental.maps import SerialLoop
+
+        loop = xmap(lambda v: 2 * v, ['k'], ['k'], axis_resources={'k': SerialLoop(2)})
+        split = xmap(lambda v: 3 * v, ['k'], ['k'], axis_resources={'k': 'e'})
+
+        def in_halves(v):
+            return loop(split(v)) + lax.psum(v, 'i', axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]])
+
+        f = xmap(in_halves, ['i', ...], ['i', ...])
+        with Mesh(devices[:2], ('e',)):
+            results = f(x)
+    """
+    text = HEAD + textwrap.dedent(program)
+    (tmp_path / "program.py").write_text(text)
+    _, found = observed(tmp_path, {"program.py": text})
+    invocation = argparse.Namespace(options=argparse.Namespace(unverified=False))
+    assert command.Leaving.patched(invocation, found) == found.xmap_calls[:1]
+    assert "in the body of the xmap at program.py" in found.xmap_calls[1].refused
 
 
 BY_NAME = {

@@ -338,7 +338,7 @@ def test_an_xmap_that_another_program_with_xmaps_uses_stays(tmp_path):
     (tmp_path / "steps.py").write_text(text)
     (tmp_path / "other.py").write_text(other)
     path = str(tmp_path / "steps.py")
-    c = XmapCall(path, (2, 4, 2, 54), has_resources=True)
+    c = XmapCall(path, (2, 4, 2, 54), has_mesh_axes=True)
     program = edits.ProgramFiles(
         FirstRun([c], {path: "steps"}), {path: text.encode()}, str(tmp_path)
     )

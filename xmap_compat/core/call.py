@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.arguments import Arguments, Declaration, bind_arguments
-from xmap_compat.core.collectives import collectives_in
+from xmap_compat.core.collectives import collective_axes_in
 from xmap_compat.core.errors import LEGACY, as_set, quoted, show, subject
 from xmap_compat.core.fit import broadcast_specs, check_containers, check_result
 from xmap_compat.core.mesh import platform_of
-from xmap_compat.core.names import Checker, Place
+from xmap_compat.core.names import Checker, ValueWords
 from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
     Body,
@@ -43,7 +43,7 @@ class PlacedCall:
       scope: the resources in scope at the call.
       placements: the named axes of the user, in order of appearance.
       mesh_placements: mesh axes as named axes, each placed on itself: every ``MeshAxis`` if an
-        outermost call, or one nested in it, uses the mesh, and each ``LocalElement`` that is
+        outermost call, or one nested in it, uses the mesh, and each ``HiddenAxis`` that is
         needed.
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
@@ -87,32 +87,32 @@ class PlacedCall:
 
 def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
     """Stages 1 to 4 for one call."""
-    return place_arguments(declared, bind_arguments(declared, args))
+    return place_bound_call(declared, bind_arguments(declared, args))
 
 
-def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
+def place_bound_call(declared: Declaration, arguments: Arguments) -> PlacedCall:
     """Stages 2 to 4 for a call whose arguments have been bound to their specs."""
-    placements = locate(declared, arguments)
+    placements = checked_placements(declared, arguments)
     scope = current_scope()
     sizes = {name: arguments.sizes[name] for name in placements}
     body = Body(sizes, scope, axes.offered(scope))
     program = trace_program(declared.fun, arguments.types(), arguments.names, body)
     out_specs = tuple(_bind_results(declared, program, arguments.sizes))
-    return _check(declared, arguments, placements, body, program, out_specs)
+    return _checked_call(declared, arguments, placements, body, program, out_specs)
 
 
-def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placement]:
+def checked_placements(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placement]:
     """Stage 2: where the axes of a call lie."""
     placements = _placements(declared, arguments, current_scope())
     checker = Checker(placements, declared.name)
     entry = f"an input to an xmapped function {declared.name}"
     for names, path in zip(arguments.names, arguments.paths):
-        place = Place(f"{entry} ({path})", entry)
-        checker.check_distinct_resources(names, place)
+        words = ValueWords(f"{entry} ({path})", entry)
+        checker.check_distinct_resources(names, words)
     return placements
 
 
-def _check(
+def _checked_call(
     declared: Declaration,
     arguments: Arguments,
     placements: dict[AxisName, Placement],
@@ -130,9 +130,9 @@ def _check(
     # so that a value that needs one of them twice is refused.
     checker = Checker(placements | mesh_axes, declared.name, trace_rule=call_without_axes)
     _check_outer_names(program, checker.placements, used)
-    local = _local_elements(declared, checker, program, arguments.names, used)
-    checker = dataclasses.replace(checker, placements={**checker.placements, **local})
-    every = placements | local
+    hidden = _hidden_axes_needed(declared, checker, program, arguments.names, used)
+    checker = dataclasses.replace(checker, placements={**checker.placements, **hidden})
+    every = placements | hidden
     entering = undeclared.names_at_entry(program.consts, arguments.names, every)
     results = tuple(checker.results(program.jaxpr, entering))
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
@@ -143,7 +143,7 @@ def _check(
         fun_name=declared.name,
         scope=body.scope,
         placements=placements,
-        mesh_placements=local if nested else mesh_axes | local,
+        mesh_placements=hidden if nested else mesh_axes | hidden,
         in_specs=arguments.specs,
         out_specs=out_specs,
         program=program,
@@ -156,17 +156,17 @@ def _check(
     )
 
 
-def _local_elements(declared, checker, program, input_names, mesh_axes):
+def _hidden_axes_needed(declared, checker, program, input_names, mesh_axes):
     """The mesh axes along which arguments may differ although no spec says so, if a collective
     depends on that.
     """
     if not (declared.undeclared and undeclared.exist.value):
         return {}
-    local = undeclared.local_elements(mesh_axes, current_scope().mesh)
-    checker = dataclasses.replace(checker, placements=checker.placements | local, needed=set())
+    hidden = undeclared.hidden_axes(mesh_axes, current_scope().mesh)
+    checker = dataclasses.replace(checker, placements=checker.placements | hidden, needed=set())
     entering = undeclared.names_at_entry(program.consts, input_names, checker.placements)
     checker.results(program.jaxpr, entering)
-    return {name: local[name] for name in common(local, checker.needed)}
+    return {name: hidden[name] for name in common(hidden, checker.needed)}
 
 
 def _check_outer_names(program, placements, mesh_axes):
@@ -181,7 +181,7 @@ def _check_outer_names(program, placements, mesh_axes):
     taken = frozenset(filter(_jax.is_bound, mesh_axes))
     if taken:
         raise _mesh_axis_around(taken)
-    outer = collectives_in(program.jaxpr) - placements.keys()
+    outer = collective_axes_in(program.jaxpr) - placements.keys()
     if not outer:
         return
     for eqn, _ in _jax.walk(program.jaxpr, once=True):
@@ -195,7 +195,7 @@ def _mesh_axes_used(
 ) -> frozenset[Hashable]:
     """The mesh axes over which a call, or one nested in it, splits axes."""
     used = split_over(placements.values())
-    for name in collectives_in(program.jaxpr):
+    for name in collective_axes_in(program.jaxpr):
         if isinstance(name, MeshAxis):
             used.add(name.mesh_axis)
     return frozenset(used)
@@ -256,7 +256,7 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
     for spec, names, path in zip(out_specs, results, _result_paths(program)):
         wanted = frozenset(spec.position_of())
         beyond = names - wanted
-        beyond -= set(undeclared.local_elements_of(beyond))
+        beyond -= set(undeclared.hidden_axes_of(beyond))
         extra = common(checker.placements, beyond)
         if extra:
             if not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
@@ -264,8 +264,8 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
             undeclared.warn(path, extra)
         undeclared_axes.append(extra)
         _check_broadcast(checker, path, names, wanted - names)
-        place = Place(f"an output of an xmapped function ({path})")
-        checker.check_distinct_resources(wanted, place)
+        words = ValueWords(f"an output of an xmapped function ({path})")
+        checker.check_distinct_resources(wanted, words)
     return tuple(undeclared_axes)
 
 

@@ -21,7 +21,7 @@ from xmap_compat.core.parameters import (
     mentioned_names,
     positions,
 )
-from xmap_compat.core.placement import is_of_devices
+from xmap_compat.core.placement import is_mesh_axis
 from xmap_compat.core.specs import AxisName
 
 
@@ -39,7 +39,7 @@ def varied_over_devices(operand: Names, axes: Names) -> Names:
     """The names of a result that differs between devices: only mesh axes among the axes are
     added.
     """
-    return operand.union(filter(is_of_devices, axes))
+    return operand.union(filter(is_mesh_axis, axes))
 
 
 Translation = Callable[..., Any]
@@ -152,17 +152,17 @@ def result_names(
     return once.after_collective(union, axes, after(union, axes))
 
 
-def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
+def collective_axes_in(jaxpr: Any) -> frozenset[AxisName]:
     """Every axis name that some collective inside a jaxpr mentions."""
     body, _ = _jax.open_jaxpr(jaxpr)
-    if body not in _COLLECTIVES_IN:
-        _COLLECTIVES_IN[body] = frozenset().union(*map(collectives_of, body.eqns))
-    return _COLLECTIVES_IN[body]
+    if body not in _AXES_IN:
+        _AXES_IN[body] = frozenset().union(*map(collective_axes_of, body.eqns))
+    return _AXES_IN[body]
 
 
-def collectives_of(eqn: Any) -> frozenset[AxisName]:
+def collective_axes_of(eqn: Any) -> frozenset[AxisName]:
     """Every axis name that one equation mentions, if it is a collective or contains one."""
-    inside = frozenset().union(*map(collectives_in, _jax.subjaxprs(eqn.params)))
+    inside = frozenset().union(*map(collective_axes_in, _jax.subjaxprs(eqn.params)))
     if eqn.primitive.name in COLLECTIVES or _jax.depends_on_axes(eqn):
         return inside.union(mentioned_names(eqn.params))
     return inside
@@ -172,8 +172,8 @@ def names_used(eqn: Any) -> frozenset[AxisName]:
     """Every axis name that an equation mentions, including those of primitives that are in no
     table.
     """
-    return collectives_of(eqn).union(mentioned_names(eqn.params))
+    return collective_axes_of(eqn).union(mentioned_names(eqn.params))
 
 
 # One jaxpr may occur in many equations, and these in many jaxprs.
-_COLLECTIVES_IN: weakref.WeakKeyDictionary[Any, frozenset[AxisName]] = weakref.WeakKeyDictionary()
+_AXES_IN: weakref.WeakKeyDictionary[Any, frozenset[AxisName]] = weakref.WeakKeyDictionary()

@@ -17,7 +17,7 @@ import jax
 from xmap_compat import _jax
 from xmap_compat.core.once import Once
 from xmap_compat.core.parameters import Names
-from xmap_compat.core.placement import LocalElement, Placement
+from xmap_compat.core.placement import HiddenAxis, Placement
 from xmap_compat.core.specs import AxisName
 
 TraceRule = Callable[[Callable[[], Any], str], Any]
@@ -30,7 +30,7 @@ def trace_plainly(fun: Callable[[], Any], advice: str) -> Any:
 
 def batched_axes(names: Names, placements: Mapping[AxisName, Placement]) -> list[AxisName]:
     """The axes that a batching rule sees, outermost first."""
-    return [n for n in placements if n in names and not isinstance(n, (Once, LocalElement))]
+    return [n for n in placements if n in names and not isinstance(n, (Once, HiddenAxis))]
 
 
 def levels_of(

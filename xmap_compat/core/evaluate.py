@@ -32,7 +32,7 @@ from xmap_compat.core.values import (
     value_of,
 )
 
-Tracer = Callable[..., Any]
+TraceFun = Callable[..., Any]
 Rule = Callable[["Evaluator", Any, Sequence[NamedValue], Any], list[NamedValue]]
 
 
@@ -77,7 +77,7 @@ class Evaluator:
     Attributes:
       view: the axes of the xmap on one device.
       checker: infers which of them values vary over.
-      stage: ``stage(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
+      trace: ``trace(fun, types) -> closed jaxpr``: traces a callable that a custom rule holds under
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
       structured: the rules of equations that hold programs, by the type of what they hold, or by
@@ -85,13 +85,13 @@ class Evaluator:
       diverging: axes along which elements take different branches, or leave a loop at different
         times: not all of their elements get to this point.
       iterating: the loop resources in whose iterations this runs.
-      rule_names: the cache of ``collectives_within``.
+      rule_names: the cache of ``collective_axes_within``.
       gathers: the gathers, as equations, whose results are typed as varying.
     """
 
     view: DeviceView
     checker: Checker
-    stage: Tracer
+    trace: TraceFun
     calls: RepeatedCalls
     structured: Mapping[Any, Rule]
     diverging: Names = frozenset()

@@ -42,7 +42,7 @@ def _lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int)
     )
 
 
-_on_mesh_p = _jax.define_device_check("on_mesh", _lowered_for_others)
+_device_check_p = _jax.define_device_check("on_mesh", _lowered_for_others)
 
 
 def _on_device(
@@ -70,7 +70,12 @@ def _on_device(
     return results
 
 
-def _evaluate(placed: PlacedCall, view: DeviceView, values: Any, args: Any) -> list[NamedValue]:
+def _evaluate(
+    placed: PlacedCall,
+    view: DeviceView,
+    consts: Sequence[NamedValue],
+    args: Sequence[NamedValue],
+) -> list[NamedValue]:
     body = placed.body
     if not view.mesh_sizes:
         body = dataclasses.replace(body, mesh_axes={})
@@ -94,9 +99,9 @@ def _evaluate(placed: PlacedCall, view: DeviceView, values: Any, args: Any) -> l
     for names, spec in zip(placed.result_names, placed.out_specs):
         wanted.append(names.union(spec.position_of()))
     if loop_lengths(view.placements):
-        return evaluate_in_loops(ev, placed.program, values, args, wanted)
+        return evaluate_in_loops(ev, placed.program, consts, args, wanted)
     ev = ev.gathering(jaxpr, names_of_each(args), wanted)
-    return ev.evaluate(jaxpr, args, values)
+    return ev.evaluate(jaxpr, args, consts=consts)
 
 
 def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
@@ -107,18 +112,20 @@ def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
         leaves = undeclared.of_first_device(leaves, placed.first_device_of)
     outs = execute(placed, leaves)
     mesh = placed.scope.mesh
-    is_run = placed.opens_shard_map and watcher() is NOBODY
-    if is_run and isinstance(mesh, jax.sharding.AbstractMesh):
-        outs = [_on_mesh_p.bind(out, axes=mesh.axis_names, sizes=mesh.axis_sizes) for out in outs]
+    for_devices = placed.opens_shard_map and watcher() is NOBODY
+    if for_devices and isinstance(mesh, jax.sharding.AbstractMesh):
+        outs = [
+            _device_check_p.bind(out, axes=mesh.axis_names, sizes=mesh.axis_sizes) for out in outs
+        ]
     return jax.tree.unflatten(placed.program.out_tree, outs)
 
 
 def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     """The results as a list: of one device, or of a ``shard_map`` over the mesh."""
-    scope: Any = contextlib.nullcontext()
+    naming: Any = contextlib.nullcontext()
     if placed.nested:
-        scope = named_scope(NestedCall(placed.fun_name, tuple(placed.placements.values())))
-    with watcher().around(placed), scope:
+        naming = named_scope(NestedCall(placed.fun_name, tuple(placed.placements.values())))
+    with watcher().around(placed), naming:
         if placed.opens_shard_map:
             return _on_mesh(placed, leaves)
         if not placed.uses_mesh:
@@ -132,7 +139,7 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     if axes_of_vmap := _jax.axes_of_spmd_vmap():
         raise _spmd_vmap(axes_of_vmap)
     placements = placed.every_placement
-    untyped = any(placed.undeclared) or bool(undeclared.local_elements_of(placements))
+    untyped = any(placed.undeclared) or bool(undeclared.hidden_axes_of(placements))
     view = DeviceView(placements, dict(mesh.shape), untyped=untyped)
     consts = list(placed.program.consts)
     if untyped:

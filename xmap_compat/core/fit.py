@@ -30,15 +30,15 @@ def broadcast_specs(
       root: what ``tree`` is, for messages; by default the tuple of all arguments, or the result.
     """
     if tree is None and where == "out_axes" and spec_names(specs):
-        raise _not_a_prefix(where, source, _Parting("result", "names", "None"), tree)
+        raise _not_a_prefix(where, source, _Mismatch("result", "names", "None"), tree)
     try:
         return jax.tree.leaves(jax.tree.broadcast(specs, tree))
     except (ValueError, TypeError):
         path = root or _ROOTS[where]
-        parting = _parting(specs, tree, path)
-        if parting is None:
-            parting = _Parting(path, show(source), str(jax.tree.structure(tree)))
-        raise _not_a_prefix(where, source, parting, tree, is_of_xmap=not root) from None
+        mismatch = _first_mismatch(specs, tree, path)
+        if mismatch is None:
+            mismatch = _Mismatch(path, show(source), str(jax.tree.structure(tree)))
+        raise _not_a_prefix(where, source, mismatch, tree, is_of_xmap=not root) from None
 
 
 def _is_prefix(specs: Any, tree: Any) -> bool:
@@ -49,7 +49,7 @@ def _is_prefix(specs: Any, tree: Any) -> bool:
     return True
 
 
-class _Parting(NamedTuple):
+class _Mismatch(NamedTuple):
     """The first place where specs are no prefix of a tree.
 
     Attributes:
@@ -70,7 +70,7 @@ class _Parting(NamedTuple):
         return self.asked.startswith("a dict") and self.found.startswith("a dict")
 
 
-def _parting(specs: Any, tree: Any, path: str) -> _Parting | None:
+def _first_mismatch(specs: Any, tree: Any, path: str) -> _Mismatch | None:
     if isinstance(specs, AxisSpec):
         return None
     inner_specs, structure = _children(specs)
@@ -80,9 +80,9 @@ def _parting(specs: Any, tree: Any, path: str) -> _Parting | None:
         found = _keys(tree)
         missing = [key for key in found if key not in asked]
         extra = [key for key in asked if key not in found]
-        return _Parting(path, _describe_node(specs), _describe_node(tree), missing, extra)
+        return _Mismatch(path, _describe_node(specs), _describe_node(tree), missing, extra)
     for (key, spec), (_, value) in zip(inner_specs, values):
-        below = _parting(spec, value, argument_path(key, path))
+        below = _first_mismatch(spec, value, argument_path(key, path))
         if below is not None:
             return below
     return None
@@ -185,16 +185,16 @@ _FEWER = "Name fewer dimensions, or pass an array that has them"
 
 
 def _not_a_prefix(
-    where: str, specs: Any, parting: _Parting, tree: Any, is_of_xmap: bool = True
+    where: str, specs: Any, mismatch: _Mismatch, tree: Any, is_of_xmap: bool = True
 ) -> Exception:
     written = f". The {where} here: {show(specs)}"
     if is_of_xmap:
         written += _legacy_not_a_prefix(where, specs, tree)
-    if parting.has_keys:
-        return _other_keys(where, parting, written)
-    if (parting.found, parting.place) == ("None", "result"):
+    if mismatch.has_keys:
+        return _other_keys(where, mismatch, written)
+    if (mismatch.found, mismatch.place) == ("None", "result"):
         return _names_of_nothing(written)
-    return _other_structure(where, parting, written)
+    return _other_structure(where, mismatch, written)
 
 
 def _names_of_nothing(written: str) -> ValueError:
@@ -203,8 +203,8 @@ def _names_of_nothing(written: str) -> ValueError:
     )
 
 
-def _other_structure(where: str, parting: _Parting, written: str) -> ValueError:
-    place, asked, found, missing, _ = parting
+def _other_structure(where: str, mismatch: _Mismatch, written: str) -> ValueError:
+    place, asked, found, missing, _ = mismatch
     advice = "Give both the same structure, or one specification for all of it"
     if asked == "None":
         advice = "Write {} for what is not mapped"
@@ -219,15 +219,15 @@ def _other_structure(where: str, parting: _Parting, written: str) -> ValueError:
     )
 
 
-def _other_keys(where: str, parting: _Parting, written: str) -> ValueError:
-    place = parting.place
+def _other_keys(where: str, mismatch: _Mismatch, written: str) -> ValueError:
+    place = mismatch.place
     path = where + place.removeprefix("args").removeprefix("result").removeprefix("local")
     differences = []
-    if parting.missing:
-        entries = ", ".join(f"{key!r}: [...] or {{}}" for key in parting.missing)
-        differences.append(f"{path} lacks {_listed(parting.missing)}: add {entries}")
-    if parting.extra:
-        keys = _listed(parting.extra)
+    if mismatch.missing:
+        entries = ", ".join(f"{key!r}: [...] or {{}}" for key in mismatch.missing)
+        differences.append(f"{path} lacks {_listed(mismatch.missing)}: add {entries}")
+    if mismatch.extra:
+        keys = _listed(mismatch.extra)
         differences.append(f"{place} lacks {keys}: remove {keys} from {path}")
     return ValueError(
         f"The keys of {path} are not those of {place}. {'. '.join(differences)}{written}"

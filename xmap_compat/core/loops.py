@@ -167,43 +167,46 @@ class _Nest:
 
     Attributes:
       lengths: every loop, outermost first, with its length.
-      inside: the loops in which each variable is computed.
+      loops_of_variable: the loops in which each variable is computed.
     """
 
     ev: Evaluator
     lengths: Mapping[Loop, int]
-    inside: Mapping[Any, frozenset[Loop]]
+    loops_of_variable: Mapping[Any, frozenset[Loop]]
 
     def run(self, eqns, wanted, env, loops):
-        """Evaluate equations within scans over ``loops``; return ``env`` and the variables in
-        ``wanted``.
+        """Evaluate equations within scans over ``loops``, outermost first.
+
+        Returns:
+          ``env`` with the results that are in no loop, and those of the others that are in
+          ``wanted``.
         """
-        here, inside = self._by_loops(eqns, loops)
-        env = self._run_here(here, env)
-        if not inside:
+        unlooped, looped = self._by_loops(eqns, loops)
+        env = self._run_here(unlooped, env)
+        if not looped:
             return env
-        loop, *inner = loops
-        aside, within = self._by_loops(inside, (loop,))
-        if aside:
-            env = self.run(aside, wanted | _all_read(within), env, inner)
-        if within:
-            env = self._scan(loop, within, wanted, env, inner)
+        first, *inner = loops
+        not_in_first, in_first = self._by_loops(looped, (first,))
+        if not_in_first:
+            env = self.run(not_in_first, wanted | _all_read(in_first), env, inner)
+        if in_first:
+            env = self._scan(first, in_first, wanted, env, inner)
         return env
 
     def _by_loops(self, eqns, loops):
         """The equations that vary over none of the loops, and those that vary over some."""
         varying: list[Any] = []
-        without: list[Any] = []
+        unvarying: list[Any] = []
         for eqn in eqns:
             if self._loops_of(eqn).isdisjoint(loops):
-                without.append(eqn)
+                unvarying.append(eqn)
             else:
                 varying.append(eqn)
-        return without, varying
+        return unvarying, varying
 
     def _loops_of(self, eqn):
         variables = _variables([*eqn.invars, *eqn.outvars])
-        return frozenset().union(*(self.inside[variable] for variable in variables))
+        return frozenset().union(*(self.loops_of_variable[variable] for variable in variables))
 
     def _run_here(self, eqns, env):
         values = {v: chunked.value for v, chunked in env.items() if not chunked.loops}

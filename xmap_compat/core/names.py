@@ -18,7 +18,7 @@ from xmap_compat.core.bodies import bodies_of, carry_of
 from xmap_compat.core.collectives import (
     COLLECTIVES,
     check_parameters,
-    collectives_in,
+    collective_axes_in,
     names_used,
     result_names,
 )
@@ -38,14 +38,14 @@ from xmap_compat.core.errors import (
 )
 from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.passes import fact_of, forward
-from xmap_compat.core.placement import MeshAxis, Placement, is_of_devices
+from xmap_compat.core.placement import MeshAxis, Placement, is_mesh_axis
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.undeclared import operand_names, unsplit_elements
+from xmap_compat.core.undeclared import operand_names, unsplit_hidden_axes
 
 NONE: Names = frozenset()
 
 
-class Place(NamedTuple):
+class ValueWords(NamedTuple):
     """What a message calls a value that varies over two axes of one resource: our words, and those
     of legacy if they differ.
     """
@@ -63,7 +63,7 @@ class Checker:
       fun: the name of the function, for messages.
       outer_axes: where a nested xmap is evaluated, the mesh axes of the outermost one.  Only
         ``check`` counts them among the placements; stage 4 has them in ``placements``.
-      needed: each ``LocalElement`` on which a collective, or a predicate around one, depends;
+      needed: each ``HiddenAxis`` on which a collective, or a predicate around one, depends;
         filled by the inference.
       trace_rule: has a batching rule traced where it sees no axes.
       asked: what batching rules answered, by their equation and the names of its operands.
@@ -108,15 +108,15 @@ class Checker:
         for names in results:
             conflict = self._conflict(names)
             if conflict:
-                raise _names_meet(*conflict, self._place(eqn))
+                raise _names_meet(*conflict, self._words_for(eqn))
         return results
 
-    def _place(self, eqn) -> Place:
+    def _words_for(self, eqn) -> ValueWords:
         primitive = eqn.primitive.name
         where = self.where(eqn)
         is_boundary = primitive in ("device_take", "device_vary")
-        if not is_boundary or not all(map(is_of_devices, eqn.params["axes"])):
-            return Place(
+        if not is_boundary or not all(map(is_mesh_axis, eqn.params["axes"])):
+            return ValueWords(
                 f"the result of {primitive} at {where}",
                 f"a value returned from a primitive {primitive} created at {where}",
             )
@@ -125,8 +125,8 @@ class Checker:
         if self._around:
             nested = getattr(_jax.read(self._around[-1]), "name", "")
         if primitive == "device_take":
-            return Place(f"an input to an xmapped function {nested} (xmap called at {where})")
-        return Place(f"a value that an xmapped function {nested} uses at {where}")
+            return ValueWords(f"an input to an xmapped function {nested} (xmap called at {where})")
+        return ValueWords(f"a value that an xmapped function {nested} uses at {where}")
 
     def where(self, eqn: Any) -> str:
         """The user's line of an equation, or of the call around it: equations of JAX's jitted
@@ -134,13 +134,13 @@ class Checker:
         """
         return _jax.where_in_user_code(eqn, *reversed(self._around))
 
-    def check_distinct_resources(self, names: Names, place: Place) -> None:
+    def check_distinct_resources(self, names: Names, words: ValueWords) -> None:
         """Raise if two of the names need one resource: no device (or iteration of a loop) could
         hold both.
         """
         conflict = self._conflict(names)
         if conflict:
-            raise _names_meet(*conflict, place)
+            raise _names_meet(*conflict, words)
 
     def _conflict(self, names) -> tuple[Any, Any, Any] | None:
         """Two of the names that need one resource, and the resource."""
@@ -158,12 +158,12 @@ class Checker:
 
     def _structured(self, eqn, inputs):
         held = _jax.read(eqn)
-        if not isinstance(held, (*_RUN_BODIES, *_SOLVE)):
+        if not isinstance(held, (*_RUN_BODIES, *_ALL_ON_ALL)):
             # Results vary over the operands' names, also of custom_vmap and shard_map.
             return self._ordinary(eqn, inputs)
         self._around.append(eqn)
         try:
-            if isinstance(held, _SOLVE):
+            if isinstance(held, _ALL_ON_ALL):
                 return [_of_all_operands(self, held, inputs)] * len(eqn.outvars)
             return flow_through(self, held, inputs).results
         finally:
@@ -177,7 +177,7 @@ class Checker:
         together = _union(inputs)
         if primitive == "io_callback":
             # Each device calls it with its own values.
-            self.needed.update(unsplit_elements(together, self.placements))
+            self.needed.update(unsplit_hidden_axes(together, self.placements))
         used = names_used(eqn) & self.placements.keys()
         # With effects, it is evaluated.
         if used or (not eqn.effects and _calls_python(eqn)):
@@ -227,9 +227,9 @@ class Checker:
             raise _no_elements(mentioned[sizes.index(0)], self.where(eqn))
         elements = math.prod(sizes)
         check_parameters(primitive, eqn.params, elements, self.where(eqn))
-        mentions = eqn.params.get("mentions")
-        if mentions is not None:
-            mentions.check(inputs, self.where(eqn))
+        skipped = eqn.params.get("skipped")
+        if skipped is not None:
+            skipped.check(inputs, self.where(eqn))
         operands = [self._operand(names, mentioned) for names in inputs]
 
         def result(of):
@@ -257,8 +257,8 @@ class Checker:
         """Add to ``needed`` what a predicate depends on, if its branches or loops hold collectives
         or effects.
         """
-        if predicate and any(collectives_in(body) or body.effects for body in bodies):
-            self.needed.update(unsplit_elements(predicate, self.placements))
+        if predicate and any(collective_axes_in(body) or body.effects for body in bodies):
+            self.needed.update(unsplit_hidden_axes(predicate, self.placements))
 
 
 def _calls_python(eqn):
@@ -282,7 +282,7 @@ _RUN_BODIES = (
     _jax.Cond,
 )
 # Every result may depend on every operand.
-_SOLVE = (_jax.LinearSolve, _jax.HijaxOperation)
+_ALL_ON_ALL = (_jax.LinearSolve, _jax.HijaxOperation)
 
 
 class _Flow(NamedTuple):
@@ -333,7 +333,7 @@ def _operands_of_branches(cond: _jax.Cond, inputs: Sequence[Names]) -> list[Name
 
 
 def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names]) -> Names:
-    """The names of each result of an equation in ``_SOLVE``: all that its operands, or the
+    """The names of each result of an equation in ``_ALL_ON_ALL``: all that its operands, or the
     bodies applied to them, vary over.
     """
     union = _union(inputs)
@@ -346,16 +346,16 @@ def _of_all_operands(checker: Checker, held: Any, inputs: Sequence[Names]) -> Na
 # ----------------------------------------------------------------------------- messages
 
 
-def _names_meet(first: Hashable, second: Hashable, resource: Any, place: Place) -> TypeError:
+def _names_meet(first: Hashable, second: Hashable, resource: Any, words: ValueWords) -> TypeError:
     first, second = sorted((first, second), key=str)
     resource = getattr(resource, "mesh_axis", resource)  # of a nested xmap
     ours = (
-        f"Axes `{first}` and `{second}` are both assigned `{resource}`, but {place.ours} varies "
+        f"Axes `{first}` and `{second}` are both assigned `{resource}`, but {words.ours} varies "
         "over both. Assign another resource to one of them, or reduce over one before they meet"
     )
     legacy = (
         f"Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they "
-        f"coincide in the named_shape of {place.legacy or place.ours}"
+        f"coincide in the named_shape of {words.legacy or words.ours}"
     )
     return resource_conflict(f"{ours}{LEGACY}{legacy}")
 

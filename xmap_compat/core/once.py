@@ -30,7 +30,7 @@ class Use(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Once:
-    """An entry among the names of a value in a backward rule: that is made from a cotangent.
+    """An entry among the names of a value in a backward rule that is made from a cotangent.
 
     Attributes:
       axis: the axis that the entry is about.

@@ -81,10 +81,10 @@ class Placement:
 
     @property
     def resources(self) -> frozenset[Hashable]:
-        """The resources that no other axis of one value may need; a ``LocalElement`` needs none for
+        """The resources that no other axis of one value may need; a ``HiddenAxis`` needs none for
         itself.
         """
-        if isinstance(self.name, LocalElement):
+        if isinstance(self.name, HiddenAxis):
             return frozenset()
         return frozenset((*self.mesh_axes, *self.loops))
 
@@ -113,7 +113,7 @@ class MeshAxis:
         return f"{self.mesh_axis} (taken by a nested xmap)"
 
 
-class LocalElement(MeshAxis):
+class HiddenAxis(MeshAxis):
     """A mesh axis along which each device may have its own value although no spec says so: see
     ``core/undeclared.py``.
     """
@@ -124,8 +124,8 @@ class LocalElement(MeshAxis):
     __repr__ = __str__
 
 
-def is_of_devices(axis: Any) -> bool:
-    """Whether a named axis is a mesh axis (a ``MeshAxis`` or ``LocalElement``)."""
+def is_mesh_axis(axis: Any) -> bool:
+    """Whether a named axis is a mesh axis (a ``MeshAxis`` or ``HiddenAxis``)."""
     return isinstance(axis, MeshAxis)
 
 
@@ -147,7 +147,7 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
         named = _named(resources)
         for resource in named:
             # Any hashable may name a mesh axis or a loop, unless it surely means something else.
-            if not can_name(resource, _NO_RESOURCES):
+            if not can_name(resource, _TYPES_OF_NO_RESOURCE):
                 raise _bad_resource(name, resource)
         if len(set(named)) != len(named):
             raise _misplaced_resource(name, axis_resources[name], is_repeated=True)
@@ -160,7 +160,7 @@ def _named(entries: Iterable[Any]) -> list[Any]:
     return [entry for entry in entries if not isinstance(entry, SerialLoop)]
 
 
-_NO_RESOURCES = (
+_TYPES_OF_NO_RESOURCE = (
     tuple,
     type,
     jax.Device,
@@ -181,12 +181,12 @@ def _bad_resource(name, resource):
     return errors.should_be(f"The resources of axis {name}", wanted, resource, advice=advice)
 
 
-def known_axes(
-    resources: Resources, names: Sequence[AxisName], undeclared: bool
+def resources_of_known_axes(
+    resources: Resources, names: Sequence[AxisName], only_warn: bool
 ) -> dict[AxisName, tuple[Any, ...]]:
     """The entries for axes that the call has.
 
-    Others have no effect: they raise, or warn in old programs (``undeclared``).
+    Others have no effect: they raise, or warn in old programs (``only_warn``).
     """
     known = {}
     unknown = {}
@@ -197,7 +197,7 @@ def known_axes(
             unknown[name] = entries
     if unknown:
         error = _unknown_axes(unknown, names)
-        if not undeclared:
+        if not only_warn:
             raise error
         _jax.warn_user(f"Ignored: {error}")
     return known

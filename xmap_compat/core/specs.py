@@ -183,21 +183,21 @@ def _make_spec(where, pairs, rank, source, path):
     return spec
 
 
-_NO_NAMES = (bool, np.bool_, tuple, jax.sharding.PartitionSpec)
+_TYPES_OF_NO_NAME = (bool, np.bool_, tuple, jax.sharding.PartitionSpec)
 
 
 def check_name(where: str, name: Any, path: str = "", source: Any = None) -> None:
     """Raise unless ``name`` can be the name of an axis."""
     is_dots = isinstance(name, str) and name == "..."
-    if is_dots or not can_name(name, _NO_NAMES):
+    if is_dots or not can_name(name, _TYPES_OF_NO_NAME):
         raise _bad_axis_name(where, name, path, source)
 
 
-def can_name(value: Any, others: tuple[type, ...]) -> bool:
+def can_name(value: Any, refused: tuple[type, ...]) -> bool:
     """Whether a value can name an axis or a resource: a hashable that is neither None, an ellipsis,
-    nor of a type in ``others``.
+    nor of a type in ``refused``.
     """
-    if value is None or value is ... or isinstance(value, others):
+    if value is None or value is ... or isinstance(value, refused):
         return False
     try:
         hash(value)

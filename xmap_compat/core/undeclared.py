@@ -6,7 +6,7 @@ element of index 0, and the next xmap over the same mesh gets each device's own 
 Programs that feed a decode state back rely on both.  Nothing is broadcast.
 
 No array shows whether it is such a result.  So once one ``exist``s, any argument may differ along
-each mesh axis, and varies over a ``LocalElement``.  A call is evaluated with these if a collective,
+each mesh axis, and varies over a ``HiddenAxis``.  A call is evaluated with these if a collective,
 or a predicate around one, needs them.
 """
 
@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core.parameters import Names
-from xmap_compat.core.placement import LocalElement, Placement, split_over
+from xmap_compat.core.placement import HiddenAxis, Placement, split_over
 from xmap_compat.core.specs import AxisName
 
 # Whether some call has returned such a result.  It is part of jit's cache key.
@@ -62,7 +62,7 @@ def warn(path: str, extra: Sequence[AxisName]) -> None:
     )
 
 
-def local_elements(mesh_axes: Iterable[Hashable], mesh: Any) -> dict[AxisName, Placement]:
+def hidden_axes(mesh_axes: Iterable[Hashable], mesh: Any) -> dict[AxisName, Placement]:
     """Mesh axes as axes of values that differ between devices although their specs say nothing."""
     wanted = set(mesh_axes)
     placements: dict[AxisName, Placement] = {}
@@ -70,26 +70,26 @@ def local_elements(mesh_axes: Iterable[Hashable], mesh: Any) -> dict[AxisName, P
         return placements
     for axis in mesh.axis_names:
         if axis in wanted:
-            name = LocalElement(axis)
+            name = HiddenAxis(axis)
             size = mesh.shape[axis]
             placements[name] = Placement(name, size, mesh_axes=(axis,), mesh_sizes=(size,))
     return placements
 
 
-def local_elements_of(placements: Iterable[AxisName]) -> list[LocalElement]:
-    return [name for name in placements if isinstance(name, LocalElement)]
+def hidden_axes_of(placements: Iterable[AxisName]) -> list[HiddenAxis]:
+    return [name for name in placements if isinstance(name, HiddenAxis)]
 
 
 def names_at_entry(
     consts: Sequence[Any], inputs: Sequence[Names], placements: Mapping[AxisName, Placement]
 ) -> list[Names]:
-    """The names of captured values and of arguments: also each ``LocalElement`` on which none of
+    """The names of captured values and of arguments: also each ``HiddenAxis`` on which none of
     their axes lies.
     """
-    elements = local_elements_of(placements)
+    hidden = hidden_axes_of(placements)
 
     def entering(names: Names) -> Names:
-        return names.union(unsplit_elements(names.union(elements), placements))
+        return names.union(unsplit_hidden_axes(names.union(hidden), placements))
 
     of_consts = []
     for value in consts:
@@ -110,10 +110,10 @@ def operand_names(
     names: Names, axes: Iterable[AxisName], placements: Mapping[AxisName, Placement]
 ) -> Names:
     """The names of a collective's operand: it varies over those of its axes on which it has a
-    ``LocalElement``.
+    ``HiddenAxis``.
     """
-    elements = local_elements_of(names)
-    if not elements:
+    hidden = hidden_axes_of(names)
+    if not hidden:
         return names
     # The axis that each mesh axis splits.
     split: dict[Hashable, AxisName] = {}
@@ -122,7 +122,7 @@ def operand_names(
             split.update(dict.fromkeys(placements[axis].mesh_axes, axis))
     replaced: set[AxisName] = set()
     axes_of_operand: set[AxisName] = set()
-    for name in elements:
+    for name in hidden:
         mesh_axes = placements[name].mesh_axes
         if not split.keys().isdisjoint(mesh_axes):
             replaced.add(name)
@@ -130,13 +130,13 @@ def operand_names(
     return names.difference(replaced).union(axes_of_operand)
 
 
-def unsplit_elements(names: Names, placements: Mapping[AxisName, Placement]) -> list[LocalElement]:
+def unsplit_hidden_axes(names: Names, placements: Mapping[AxisName, Placement]) -> list[HiddenAxis]:
     """The mesh axes along which a value may differ between devices although no named axis of it
     lies there.
     """
-    elements = local_elements_of(names)
-    split = split_over(placements[name] for name in names.difference(elements))
-    return [n for n in elements if n.mesh_axis not in split]
+    hidden = hidden_axes_of(names)
+    split = split_over(placements[name] for name in names.difference(hidden))
+    return [n for n in hidden if n.mesh_axis not in split]
 
 
 def mesh_of_results(declared: Any, mesh: Any) -> Any:

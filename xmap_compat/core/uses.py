@@ -28,7 +28,7 @@ from xmap_compat.core.specs import AxisName
 # How a value is used: the mesh axes over which all that is made from it is cast to vary, each with
 # the number of elements that are cast on one device.  None: the value itself is cast, whole.
 # ``x + y``, where y varies over 'm', uses x as ``{'m': None}``; ``x.sum() + y`` as ``{'m': 1}``.
-Use = Mapping[Any, float | None]
+CastUse = Mapping[Any, float | None]
 
 
 class _Value(NamedTuple):
@@ -85,11 +85,11 @@ class _Uses:
     view: DeviceView
     checker: Checker
     chosen: dict[Any, bool] = dataclasses.field(default_factory=dict)
-    _known: dict[Any, Sequence[Use]] = dataclasses.field(default_factory=dict)
+    _known: dict[Any, Sequence[CastUse]] = dataclasses.field(default_factory=dict)
 
     def of_inputs(
-        self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Use]
-    ) -> Sequence[Use]:
+        self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[CastUse]
+    ) -> Sequence[CastUse]:
         """The uses of a body's inputs, from those of its results."""
         key = (jaxpr, *inputs, *(frozenset(use.items()) for use in results))
         if key in self._known:
@@ -116,11 +116,11 @@ class _Uses:
             elements *= self.view.placements[name].local_size
         return _Value(names, elements)
 
-    def cast_to(self, names: Names) -> Use:
+    def cast_to(self, names: Names) -> CastUse:
         """The use of a value that is cast to vary over all of the names."""
         return dict.fromkeys(self.view.mesh_axes_of(self.view.bound(names)))
 
-    def _together(self, value: _Value, uses: Sequence[Use]) -> dict[Any, float]:
+    def _together(self, value: _Value, uses: Sequence[CastUse]) -> dict[Any, float]:
         """All uses of a value together: the axes that all of them are cast to; one cast serves
         several uses.
         """
@@ -133,14 +133,14 @@ class _Uses:
                     together[axis] += value.elements
         return together
 
-    def _of_operands(self, eqn, operands, outs, after) -> Sequence[Use]:
+    def _of_operands(self, eqn, operands, outs, after) -> Sequence[CastUse]:
         """The use of each operand of an equation, from the uses of its results."""
         held = _jax.read(eqn)
         if isinstance(held, (_jax.Call, _jax.Checkpoint, _jax.Scan, _jax.Cond)):
             return self._of_bodies(held, operands, after)
         if isinstance(held, _jax.CustomJvp):
             # Only the type of its rule is known: each result varies by itself.
-            self.leave(held.body)
+            self.leave_invarying(held.body)
             return _of_ordinary(operands, after, self._cast_by_all(outs))
         if _gathered(eqn):
             return self._of_gathered(eqn, operands[0], outs[0], *after)
@@ -154,7 +154,7 @@ class _Uses:
         if not (has_rule or _jax.has_side_effect(eqn) or names_used(eqn)):
             return _of_ordinary(operands, after, together)
         for body in _jax.subjaxprs(eqn.params):
-            self.leave(body)
+            self.leave_invarying(body)
         return [{}] * len(operands)
 
     def _cast_by_all(self, outs):
@@ -173,7 +173,7 @@ class _Uses:
         names, results, predicate = flow_through(self.checker, held, _names_of(operands))
         carry = range(len(operands))[carry_of(held)]
         cast = len(results) if isinstance(held, _jax.Cond) else len(carry)
-        inside: list[list[Use]] = [[] for _ in operands]
+        inside: list[list[CastUse]] = [[] for _ in operands]
         for body in bodies_of(held):
             repeats = body.repeats or 0
             leaving = list(map(self.cast_to, results[:cast]))
@@ -182,7 +182,7 @@ class _Uses:
             for k, use in zip(body.operands, entering):
                 inside[k].append(_times(use, repeats))
         before = self.cast_to(predicate)
-        uses: list[Use] = []
+        uses: list[CastUse] = []
         for k, value in enumerate(operands):
             if k in carry:
                 uses.append(self.cast_to(names[k]))
@@ -192,7 +192,7 @@ class _Uses:
                 uses.append({})
         return uses
 
-    def leave(self, jaxpr: Any) -> None:
+    def leave_invarying(self, jaxpr: Any) -> None:
         """Leave the gathers of a body invarying."""
         self.chosen.update(dict.fromkeys(_gathers_in(jaxpr), False))
 
@@ -207,7 +207,9 @@ class _Uses:
         return [after]
 
 
-def _of_ordinary(operands, after: Sequence[Mapping[Any, float]], together: Use) -> list[Use]:
+def _of_ordinary(
+    operands, after: Sequence[Mapping[Any, float]], together: CastUse
+) -> list[CastUse]:
     """Operands are cast where one of them varies; over other axes the results are cast, where their
     uses are.
     """
@@ -218,6 +220,6 @@ def _of_ordinary(operands, after: Sequence[Mapping[Any, float]], together: Use) 
     return [use] * len(operands)
 
 
-def _times(use: Use, iterations: float) -> Use:
+def _times(use: CastUse, iterations: float) -> CastUse:
     """The use in so many iterations; None stays None."""
     return {axis: elements and elements * iterations for axis, elements in use.items()}

@@ -89,7 +89,7 @@ def bind_contraction(
     *operands: Any,
     axes: Sequence[Hashable],
     subscripts: Subscripts,
-    mentions: Skipped | None = None,
+    skipped: Skipped | None = None,
     **options: Any,
 ) -> Any:
     """The sum of the operands' products; an ordinary einsum if no named axis is left to sum over or
@@ -103,13 +103,13 @@ def bind_contraction(
         hashable.
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
-    if mentions is not None and manual:
-        mentions.check([_jax.varying_axes(x) for x in operands])
-        mentions = mentions.without(manual)
+    if skipped is not None and manual:
+        skipped.check([_jax.varying_axes(x) for x in operands])
+        skipped = skipped.without(manual)
     named = without(axes, manual)
-    if named or mentions is not None:
+    if named or skipped is not None:
         out = _contraction_p.bind(
-            *operands, axes=named, subscripts=subscripts, mentions=mentions, **options
+            *operands, axes=named, subscripts=subscripts, skipped=skipped, **options
         )
     else:
         out = _contract_arrays(*operands, subscripts=subscripts, **options)
@@ -224,13 +224,13 @@ def _private_labels(inputs, index, kept):
     return without(inputs[index], set(others))
 
 
-def _abstract_eval(*operands, axes, mentions, **params):
+def _abstract_eval(*operands, axes, skipped, **params):
     out = jax.eval_shape(lambda *xs: _contract_arrays(*xs, **params), *operands)
     return out.shape, out.dtype
 
 
 def _cotangent(
-    ct, index, operands, *, subscripts, preferred_element_type, optimize, axes, mentions, precision
+    ct, index, operands, *, subscripts, preferred_element_type, optimize, axes, skipped, precision
 ):
     """One operand's cotangent: the others times that of the result; named axes are not summed (as
     in legacy).
@@ -256,7 +256,7 @@ def _replaced(values, index, value):
     return (*values[:index], value, *values[index + 1 :])
 
 
-def _batch(operands, dims, *, name, axes, subscripts, mentions, **options):
+def _batch(operands, dims, *, name, axes, subscripts, skipped, **options):
     """Under a vmap: the mapped dimension is contracted if the vmap binds one of the axes, else it
     is kept.
     """
@@ -270,9 +270,9 @@ def _batch(operands, dims, *, name, axes, subscripts, mentions, **options):
         else:
             inputs.append((*labels[:dim], label, *labels[dim:]))
             mapped.append((name,))
-    if mentions is not None:
-        mentions.check(mapped)
-        mentions = mentions.without([name])
+    if skipped is not None:
+        skipped.check(mapped)
+        skipped = skipped.without([name])
     output = subscripts.output
     is_summed = name in axes
     if not is_summed:
@@ -281,7 +281,7 @@ def _batch(operands, dims, *, name, axes, subscripts, mentions, **options):
         *operands,
         axes=without(axes, [name]),
         subscripts=Subscripts(tuple(inputs), output),
-        mentions=mentions,
+        skipped=skipped,
         **options,
     )
     if is_summed and not any(mapped):
@@ -310,15 +310,15 @@ def _contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedV
         inputs.append(_labels_of(value, labels, label_of))
     kept = [label_of[name] for name in without(label_of, bound)]
     order = _output_order(inputs, positional.output, kept)
-    mentions = params["mentions"]
+    skipped = params["skipped"]
     # Inside a shard_map, names bound outside of it cannot be checked.
-    if mentions is not None:
-        mentions = None if view.typed else mentions.without(view.placements)
+    if skipped is not None:
+        skipped = None if view.typed else skipped.without(view.placements)
     data = bind_contraction(
         *(cast_to(view, v, names).data for v in operands),
         axes=without(params["axes"], bound),
         subscripts=Subscripts(tuple(inputs), order),
-        mentions=mentions,
+        skipped=skipped,
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
         optimize=params["optimize"],

@@ -13,7 +13,7 @@ from xmap_compat.core.collectives import collective, reduced, varied, varied_ove
 from xmap_compat.core.device import DeviceView, cast_to, gather_over
 from xmap_compat.core.device_primitives import gather_p, sum_p, take_p, vary_p
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.placement import is_of_devices
+from xmap_compat.core.placement import is_mesh_axis
 from xmap_compat.core.rules.exchanges import take_element
 from xmap_compat.core.rules.groups import exchanged_in_groups
 from xmap_compat.core.rules.reductions import sum_over
@@ -68,7 +68,7 @@ def _in_outermost(primitive: Any) -> Callable[[_Rule], _Rule]:
 @collective("device_vary", varied_over_devices)
 @_in_outermost(vary_p)
 def _vary(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    return cast_to(view, value, filter(is_of_devices, params["axes"]))
+    return cast_to(view, value, filter(is_mesh_axis, params["axes"]))
 
 
 @collective("device_sum", reduced)

@@ -24,7 +24,7 @@ from xmap_compat.core.evaluate import Evaluator, Rule
 from xmap_compat.core.names import Names, flow_through
 from xmap_compat.core.passes import flowing
 from xmap_compat.core.rules.reductions import max_over
-from xmap_compat.core.structured.callables import checkpointed, collectives_within, communicates
+from xmap_compat.core.structured.callables import checkpointed, collective_axes_within, communicates
 from xmap_compat.core.values import (
     NamedValue,
     common,
@@ -58,7 +58,7 @@ def _bind_one(ev, primitive, operands):
 
 def cond(
     ev: Evaluator,
-    cond: _jax.Cond,
+    held: _jax.Cond,
     operands: Sequence[NamedValue],
     eqn: Any,
     mask: NamedValue | None = None,
@@ -76,21 +76,21 @@ def cond(
       in a collective.
     """
     names_before = names_of_each(operands)
-    flow = flow_through(ev.checker, cond, names_before)
+    flow = flow_through(ev.checker, held, names_before)
     if flow.operands != names_before:
         operands = ev.laid_out(operands, flow.operands)
     index, *operands = operands
     ev = dataclasses.replace(ev, diverging=ev.diverging | index.names)
-    in_one_place = bool(ev.view.local_names(index.names))
-    if in_one_place or (index.names and communicates(ev, *cond.branches)):
-        return _select_result(ev, cond.branches, index, operands, mask)
-    branches = [_branch(ev, jaxpr, flow.results) for jaxpr in cond.branches]
-    if cond.platforms is not None:
-        return _by_platform(cond.platforms, branches, operands)
+    differ_on_a_device = bool(ev.view.local_names(index.names))
+    if differ_on_a_device or (index.names and communicates(ev, *held.branches)):
+        return _select_result(ev, held.branches, index, operands, mask)
+    branches = [_branch(ev, jaxpr, flow.results) for jaxpr in held.branches]
+    if held.platforms is not None:
+        return _by_platform(held.platforms, branches, operands)
     # Operands are cast before the branches: a cast within a branch would become a sum within a
     # branch of the gradient.
     operands = [cast_to(ev.view, v, index.names) for v in operands]
-    return lax.switch(index.data, _cast_alike(ev, branches, operands), *operands)
+    return lax.switch(index.data, _with_results_alike(ev, branches, operands), *operands)
 
 
 def _branch(ev, jaxpr, names):
@@ -100,7 +100,7 @@ def _branch(ev, jaxpr, names):
     return branch
 
 
-def _cast_alike(ev, branches, operands):
+def _with_results_alike(ev, branches, operands):
     """Branches whose results vary over the same mesh axes of the user's own ``shard_map``."""
     if not ev.view.in_users_shard_map:
         return branches
@@ -142,7 +142,7 @@ def _select_result(ev, branches, index, operands, mask):
     return [select(ev, index, cases) for cases in zip(*results)]
 
 
-class _Place(enum.Enum):
+class _CutAt(enum.Enum):
     """Where the gradient of an equation is cut, for elements that do not take the branch.
 
     ``OPERANDS``: at its operands, as its results reach no other element.
@@ -183,11 +183,11 @@ class _Branch:
         """The values of all variables, from those of the inputs."""
         combined = {eqn: self._combined_axes(eqn) for eqn in eqns}
         flows = flowing(eqns, (), combined.__getitem__)
-        places = []
+        cuts = []
         for eqn, flows_on in zip(eqns, flows):
-            places.append(_place_of(eqn, combined[eqn], flows_on))
+            cuts.append(_cut_at(eqn, combined[eqn], flows_on))
         shared: Any = env
-        if any(flows) or _shares_programs(eqns, places):
+        if any(flows) or _shares_programs(eqns, cuts):
             everywhere = frozenset().union(*combined.values())
             shared = _Cut(functools.partial(self._cut, everywhere), env)
         at_operands = _Cut(functools.partial(self._cut, frozenset()), shared)
@@ -197,10 +197,10 @@ class _Branch:
             _jax.Cond: self._cond,
         }
         inside = dataclasses.replace(self.ev, structured={**self.ev.structured, **rules})
-        for eqn, place in zip(eqns, places):
-            if place is _Place.OPERANDS:
+        for eqn, cut in zip(eqns, cuts):
+            if cut is _CutAt.OPERANDS:
                 self.ev.run([eqn], at_operands)
-            elif place is _Place.SHARED:
+            elif cut is _CutAt.SHARED:
                 self.ev.run([eqn], shared)
             else:
                 inside.run([eqn], shared)
@@ -210,7 +210,7 @@ class _Branch:
         """The axes along which elements take different branches, or that are bound outside, whose
         elements an equation combines.
         """
-        axes = collectives_within(self.ev, eqn, differentiable=True)
+        axes = collective_axes_within(self.ev, eqn, differentiable=True)
         return axes - self.ev.view.bound(axes - self.mask.names)
 
     def _call(self, _: Evaluator, call: _jax.Call, operands, eqn):
@@ -256,18 +256,18 @@ class _Branch:
         return NamedValue(local, without(mask.dims, over), mask.names), mesh_axes
 
 
-def _place_of(eqn: Any, combined: Names, flows: bool) -> _Place:
+def _cut_at(eqn: Any, combined: Names, flows: bool) -> _CutAt:
     if not combined and not flows:
-        return _Place.OPERANDS
+        return _CutAt.OPERANDS
     can_cut_inside = isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond))
     if can_cut_inside and not flows:
-        return _Place.INSIDE
-    return _Place.SHARED
+        return _CutAt.INSIDE
+    return _CutAt.SHARED
 
 
-def _shares_programs(eqns, places):
+def _shares_programs(eqns, cuts):
     """Whether an equation that holds a program, and combines elements, is cut at the inputs."""
-    return any(place is _Place.SHARED and _jax.read(eqn) for eqn, place in zip(eqns, places))
+    return any(cut is _CutAt.SHARED and _jax.read(eqn) for eqn, cut in zip(eqns, cuts))
 
 
 class _Cut(dict):

@@ -14,10 +14,10 @@ from jax.custom_derivatives import SymbolicZero
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.collectives import collectives_in, collectives_of
+from xmap_compat.core.collectives import collective_axes_in, collective_axes_of
 from xmap_compat.core.combining import may_combine
 from xmap_compat.core.evaluate import Evaluator
-from xmap_compat.core.placement import is_of_devices
+from xmap_compat.core.placement import is_mesh_axis
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0, is_smooth, names_of_each, split
 
@@ -83,7 +83,7 @@ def staged_callable(
         return fun(*everything)
 
     traced, restore = only_arrays(_jax.traced_as(fun, on_dynamic))
-    jaxpr = ev.stage(traced, [_positional_type(v) for v in dynamic])
+    jaxpr = ev.trace(traced, [_positional_type(v) for v in dynamic])
     return StagedCallable(jaxpr, dynamic, restore)
 
 
@@ -99,7 +99,7 @@ def evaluate_staged(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) -
 def _check_outer_names(view, jaxpr):
     """Raise if a rule names an axis of a vmap around the xmap, which our shard_map cannot reach."""
     known = {*view.placements, *view.mesh_sizes}
-    outer = itertools.filterfalse(is_of_devices, collectives_in(jaxpr) - known)
+    outer = itertools.filterfalse(is_mesh_axis, collective_axes_in(jaxpr) - known)
     names = sorted(outer, key=str)
     if names:
         raise errors.outer_names(names)
@@ -127,7 +127,7 @@ def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
     for jaxpr in jaxprs:
         body, _ = _jax.open_jaxpr(jaxpr)
         for eqn in body.eqns:
-            names = collectives_within(ev, eqn)
+            names = collective_axes_within(ev, eqn)
             if any(ev.view.placement_of(name).mesh_axes for name in names):
                 return True
     return False
@@ -137,7 +137,7 @@ def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
 _ORDERS = 3
 
 
-def collectives_within(
+def collective_axes_within(
     ev: Evaluator, eqn: Any, order: int = 1, differentiable: bool = False
 ) -> frozenset[AxisName]:
     """Every axis name that collectives in an equation, and in the custom rules inside of it,
@@ -151,13 +151,13 @@ def collectives_within(
     """
     key = (eqn, order, differentiable)
     if key not in ev.rule_names:
-        ev.rule_names[key] = _find_collectives(ev, eqn, order, differentiable)
+        ev.rule_names[key] = _find_collective_axes(ev, eqn, order, differentiable)
     return ev.rule_names[key]
 
 
-def _find_collectives(ev, eqn, order, differentiable):
+def _find_collective_axes(ev, eqn, order, differentiable):
     bodies = _jax.subjaxprs(eqn.params)
-    names = collectives_of(eqn) | _collectives_in_all(ev, bodies, order, differentiable)
+    names = collective_axes_of(eqn) | _collective_axes_in_all(ev, bodies, order, differentiable)
     counts = not differentiable or any(is_smooth(v.aval) for v in eqn.outvars)
     if counts and may_combine(eqn):
         return names.union(ev.view.placements)
@@ -165,18 +165,18 @@ def _find_collectives(ev, eqn, order, differentiable):
     if not has_rule or order > _ORDERS:
         return names
     try:
-        of_rule = [derivative(ev.stage, eqn)]
-        return names | _collectives_in_all(ev, of_rule, order + 1, differentiable)
+        of_rule = [derivative(ev.trace, eqn)]
+        return names | _collective_axes_in_all(ev, of_rule, order + 1, differentiable)
     except Exception:
         return names.union(ev.view.placements)
 
 
-def _collectives_in_all(ev, jaxprs, order, differentiable):
+def _collective_axes_in_all(ev, jaxprs, order, differentiable):
     names: frozenset[AxisName] = frozenset()
     for jaxpr in jaxprs:
         body, _ = _jax.open_jaxpr(jaxpr)
         for eqn in body.eqns:
-            names |= collectives_within(ev, eqn, order, differentiable)
+            names |= collective_axes_within(ev, eqn, order, differentiable)
     return names
 
 

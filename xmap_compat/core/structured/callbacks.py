@@ -98,8 +98,8 @@ def _called_by_one(callback, result_types, is_first, *operands):
     return [np.zeros(result.shape, result.dtype) for result in result_types]
 
 
-_WAITING = {"pure_callback": _pure_callback, "io_callback": _io_callback}
-CALLBACKS = (*_WAITING, "debug_callback", "debug_print", "check", "create_token", "after_all")
+_WITH_RESULTS = {"pure_callback": _pure_callback, "io_callback": _io_callback}
+CALLBACKS = (*_WITH_RESULTS, "debug_callback", "debug_print", "check", "create_token", "after_all")
 
 
 def call_python(
@@ -120,8 +120,8 @@ def call_python(
         devices = math.prod(ev.view.mesh_sizes.values())
         if devices > 1:
             raise _ordered_effect(ev.checker.fun, devices)
-    if name in _WAITING:
-        return _WAITING[name](ev, operands, eqn)
+    if name in _WITH_RESULTS:
+        return _WITH_RESULTS[name](ev, operands, eqn)
     return bind_ordinary(ev.view, eqn, operands)
 
 

@@ -64,12 +64,12 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import once
 from xmap_compat.core.batch import kept_where
-from xmap_compat.core.collectives import collectives_in, collectives_of
+from xmap_compat.core.collectives import collective_axes_in, collective_axes_of
 from xmap_compat.core.device import equal_parts, laid_out, laid_out_over
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import NONE, Names
 from xmap_compat.core.passes import fact_of, forward
-from xmap_compat.core.placement import is_of_devices
+from xmap_compat.core.placement import is_mesh_axis
 from xmap_compat.core.rules.reductions import sum_over
 from xmap_compat.core.structured.callables import (
     evaluate_staged,
@@ -116,13 +116,13 @@ def _cases_of(view, jaxpr, residuals, cotangents, operand_names) -> list[dict[in
     """
     together = union_of_names([*residuals, *cotangents]) - operand_names
     cases: dict[Names, dict[int, NamedValue]] = {}
-    collectives_of_results = _collectives_of_results(jaxpr)
-    for k, (ct, collectives) in enumerate(zip(cotangents, collectives_of_results, strict=True)):
+    axes_of_results = _collective_axes_of_results(jaxpr)
+    for k, (ct, collective_axes) in enumerate(zip(cotangents, axes_of_results, strict=True)):
         if is_no_array(ct):
             continue
         summed = together - ct.names
-        case = cases.setdefault(summed & collectives, {})
-        case[k] = _at_first_element(view, ct, summed - collectives)
+        case = cases.setdefault(summed & collective_axes, {})
+        case[k] = _at_first_element(view, ct, summed - collective_axes)
     return list(cases.values()) or [{}]
 
 
@@ -152,8 +152,8 @@ def _apply_rule(ev, rule, residuals, cotangents, case, wanted):
     rule_of_case = _jax.traced_as(rule, rule_of_case)
     staged = staged_callable(ev, rule_of_case, [*residuals, *case.values()])
     # The collectives of nested xmaps over devices count each device, as these have it.
-    bound_axes = frozenset(itertools.filterfalse(is_of_devices, ev.view.placements))
-    axes = collectives_in(staged.jaxpr) & bound_axes
+    bound_axes = frozenset(itertools.filterfalse(is_mesh_axis, ev.view.placements))
+    axes = collective_axes_in(staged.jaxpr) & bound_axes
     first = len(staged.operands) - len(case)
     if all(axes <= ct.names for ct in staged.operands[first:]):
         return staged.restore(evaluate_staged(ev, staged.jaxpr, staged.operands))
@@ -205,11 +205,11 @@ def _added(values):
     return first.with_data(total)
 
 
-def _collectives_of_results(jaxpr) -> list[Names]:
+def _collective_axes_of_results(jaxpr) -> list[Names]:
     """The axes of the collectives that each result depends on."""
 
     def depends_on(eqn, operands):
-        return [collectives_of(eqn).union(*operands)] * len(eqn.outvars)
+        return [collective_axes_of(eqn).union(*operands)] * len(eqn.outvars)
 
     body, _ = _jax.open_jaxpr(jaxpr)
     axes = forward(body, [NONE] * len(body.invars), depends_on)

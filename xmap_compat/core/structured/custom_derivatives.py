@@ -243,7 +243,7 @@ def custom_vmap(
     results = ev.checker.by_batching_rule(eqn, inputs)
     batched = ev.checker.trace_by_rule(eqn, inputs, results)
     outs = ev.evaluate(batched, [_whole(view, v, axes) for v in operands])
-    return [_local_elements(view, out, axes, varied) for out, varied in zip(outs, results)]
+    return [_elements_of_rule(view, out, axes, varied) for out, varied in zip(outs, results)]
 
 
 def _whole(view, value, axes):
@@ -261,7 +261,7 @@ def _whole(view, value, axes):
     return NamedValue(_jax.reshaped(gathered.data, tuple(shape)), tuple(dims), gathered.names)
 
 
-def _local_elements(view, value, axes, names):
+def _elements_of_rule(view, value, axes, names):
     """The elements that are here of a result whose first positional dimensions are whole axes."""
     for name in common(axes, names):
         value = take_element(view, value, [name])
@@ -319,5 +319,5 @@ def operation(
 ) -> list[NamedValue]:
     """An operation that holds functions, and its rule, as those of a ``jax.custom_jvp``."""
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    body = ev.stage(held.apply, types)
+    body = ev.trace(held.apply, types)
     return custom_jvp(ev, _jax.CustomJvp(body, held.rule, symbolic_zeros=False), operands, eqn)

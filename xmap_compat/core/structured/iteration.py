@@ -17,7 +17,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.bodies import carry_of
-from xmap_compat.core.collectives import collectives_in
+from xmap_compat.core.collectives import collective_axes_in
 from xmap_compat.core.device import cast_as, laid_out, laid_out_over
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import Names, flow_through
@@ -27,7 +27,7 @@ from xmap_compat.core.values import NamedValue, names_of_each, split, without_di
 
 
 def scan(
-    ev: Evaluator, scan: _jax.Scan, operands: Sequence[NamedValue], eqn: Any
+    ev: Evaluator, held: _jax.Scan, operands: Sequence[NamedValue], eqn: Any
 ) -> list[NamedValue]:
     """A ``lax.scan`` over the evaluated body.
 
@@ -40,17 +40,17 @@ def scan(
       The carry has the names that it varies over after any number of iterations, in the canonical
       layout from the start, since its type must be the same in every iteration.
     """
-    consts, carry, xs = split(operands, scan.num_consts, scan.num_carry)
-    flow = flow_through(ev.checker, scan, names_of_each(operands))
-    names = flow.operands[carry_of(scan)]
+    consts, carry, xs = split(operands, held.num_consts, held.num_carry)
+    flow = flow_through(ev.checker, held, names_of_each(operands))
+    names = flow.operands[carry_of(held)]
     first = ev.laid_out(carry, names)
 
     def body(carry, slices):
-        outs = ev.evaluate(scan.body, [*consts, *carry, *slices])
-        return ev.laid_out(outs[: scan.num_carry], names), outs[scan.num_carry :]
+        outs = ev.evaluate(held.body, [*consts, *carry, *slices])
+        return ev.laid_out(outs[: held.num_carry], names), outs[held.num_carry :]
 
     scanned = [_scanned_first(x) for x in xs]
-    if scan.length:
+    if held.length:
 
         def step(carry):
             slices = [x.with_data(x.data[0]) for x in scanned]
@@ -59,7 +59,7 @@ def scan(
 
         first = _settled(ev, step, first)
     last, ys = lax.scan(
-        body, first, scanned, length=scan.length, reverse=scan.reverse, unroll=scan.unroll
+        body, first, scanned, length=held.length, reverse=held.reverse, unroll=held.unroll
     )
     stacked = [NamedValue(y.data, (None, *y.dims), y.names) for y in ys]
     return [*last, *stacked]
@@ -132,8 +132,8 @@ def while_loop(
     if not batched and not (varying and together):
         first = _settled(ev, step, first)
         return lax.while_loop(lambda carry: condition(carry).data, step, first)
-    asked_again = not all(map(ev.view.is_bound, collectives_in(loop.condition)))
-    return _while_any(_Condition(ev, condition, varying, together), step, first, asked_again)
+    outer_collective = not all(map(ev.view.is_bound, collective_axes_in(loop.condition)))
+    return _while_any(_Condition(ev, condition, varying, together), step, first, outer_collective)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,12 +160,12 @@ class _Condition:
         return left, pending
 
 
-def _while_any(condition: _Condition, step, first, asked_again: bool):
+def _while_any(condition: _Condition, step, first, outer_collective: bool):
     """Run until no element goes on; a stopped element keeps its value.
 
     The condition is computed at the end of each iteration and carried to the next.  But if it has a
-    collective over an axis that is bound outside (``asked_again``), what binds that axis must see
-    it as the loop's own condition: then it is computed there, and again for the selection.
+    collective over an axis that is bound outside (``outer_collective``), what binds that axis must
+    see it as the loop's own condition: then it is computed there, and again for the selection.
     """
     ev = condition.ev
 
@@ -173,17 +173,14 @@ def _while_any(condition: _Condition, step, first, asked_again: bool):
         selected = []
         for old, new in zip(carry, step(carry)):
             selected.append(select(ev, pending, [old, new]))
-        settled = []
-        for old, new in zip(carry, selected):
-            settled.append(laid_out(ev.view, new, old.dims, old.names))
-        return settled
+        return [laid_out(ev.view, new, old.dims, old.names) for old, new in zip(carry, selected)]
 
     def step_all(carry):
         _, pending = condition(carry)
         return advance(pending, carry)
 
     first = _settled(ev, step_all, first)
-    if asked_again:
+    if outer_collective:
         return lax.while_loop(lambda carry: condition(carry)[0], step_all, first)
 
     def body(current):

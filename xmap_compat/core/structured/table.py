@@ -10,7 +10,7 @@ import jax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.collectives import collectives_in
+from xmap_compat.core.collectives import collective_axes_in
 from xmap_compat.core.evaluate import Evaluator, Rule
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured import branches, custom_derivatives, iteration
@@ -33,7 +33,7 @@ def _expanded(ev: Evaluator, call: _jax.Expanded, operands, eqn):
 
 
 def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
-    names_axes = collectives_in(call.body) & ev.view.placements.keys()
+    names_axes = collective_axes_in(call.body) & ev.view.placements.keys()
     if ev.view.typed or names_axes:
         raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
     if _jax.has_custom_batching(eqn):

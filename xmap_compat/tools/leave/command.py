@@ -117,7 +117,7 @@ class Leaving:
         for c in found.xmap_calls:
             for number in c.inside:
                 outer = found.xmap_calls[number]
-                if c.has_resources and outer.refused and not c.refused:
+                if c.has_mesh_axes and outer.refused and not c.refused:
                     c.refused = messages.IN_ONE_THAT_STAYS.format(where=outer.where)
         able = [c for c in found.xmap_calls if not c.refused]
         if self.options.unverified:

@@ -29,7 +29,7 @@ def refuse_shared(
     named: dict[str, XmapCall] = {}
     for c in xmap_calls:
         name = _assigned(c, sources)
-        if name and c.has_resources and not c.refused:
+        if name and c.has_mesh_axes and not c.refused:
             named[name] = c
     if not named:
         return

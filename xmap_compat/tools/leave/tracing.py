@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from xmap_compat import _jax
 from xmap_compat.core import undeclared
 from xmap_compat.core.collectives import COLLECTIVES
+from xmap_compat.core.mesh import SerialLoop
 from xmap_compat.core.names import Checker
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import MeshAxis
@@ -31,7 +32,7 @@ def learn(
     for each in declared:
         c.axes |= {*each.names}
         resources.update(*each.resources.values())
-    c.has_resources = bool(resources)
+    c.has_mesh_axes = any(not isinstance(each, SerialLoop) for each in resources)
     for placed in traced:
         if placed.scope.mesh is not None:
             resources.update(placed.scope.mesh.axis_names)

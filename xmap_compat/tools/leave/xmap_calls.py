@@ -24,7 +24,7 @@ class XmapCall:
       differentiated: whether a gradient was taken from outside.
       axes: the names of its axes.
       named_like_mesh_axes: its axes that have the name of a mesh axis.
-      has_resources: whether an axis has resources: mesh axes or loops.
+      has_mesh_axes: whether an axis lies on mesh axes.
       undeclared: whether a result varies over an axis that its out_axes leave out.
       is_coarse: whether it computes with numbers of less than 32 bits.
       collectives: the calls in the user's files in which its collectives lie.
@@ -43,7 +43,7 @@ class XmapCall:
     differentiated: bool = False
     axes: frozenset[Any] = frozenset()
     named_like_mesh_axes: frozenset[Any] = frozenset()
-    has_resources: bool = False
+    has_mesh_axes: bool = False
     undeclared: bool = False
     is_coarse: bool = False
     collectives: list[tuple[str, Span]] = dataclasses.field(default_factory=list)

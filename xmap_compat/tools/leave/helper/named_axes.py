@@ -59,28 +59,28 @@ def mapped(
     that lies there; with `undeclared`, each device keeps its own element.  In the body of another
     one, each device computes its part.
     """
-    given = _specs_of(in_axes)
-    gives = _specs_of(out_axes)
+    arg_specs = _specs_of(in_axes)
+    result_specs = _specs_of(out_axes)
 
     def element(*args):
         results = fun(*args)
-        return tuple(results) if type(gives) is tuple else results
+        return tuple(results) if type(result_specs) is tuple else results
 
     @partial(jax.jit, **options)
     @wraps(fun, updated=())
     def call(*args):
         sizes = dict(axis_sizes or {})
-        _at_arrays(partial(_note_sizes, sizes), given, args)
+        _at_arrays(partial(_note_sizes, sizes), arg_specs, args)
         axes = _entered(sizes, axis_resources or {})
-        in_specs = tree.map(partial(_partition_spec, axes), given)
-        out_specs = tree.map(partial(_partition_spec, axes), gives)
+        in_specs = tree.map(partial(_partition_spec, axes), arg_specs)
+        out_specs = tree.map(partial(_partition_spec, axes), result_specs)
 
         def on_device(*blocks):
             body = element
             for axis in reversed(axes):
-                body = _over(axis, body, given, gives, sizes[axis.name])
-            results = body(*_at_arrays(partial(_named_first, sizes), given, blocks))
-            return _at_arrays(partial(_named_back, sizes), gives, results)
+                body = _over(axis, body, arg_specs, result_specs, sizes[axis.name])
+            results = body(*_at_arrays(partial(_named_first, sizes), arg_specs, blocks))
+            return _at_arrays(partial(_named_back, sizes), result_specs, results)
 
         def inside(*args):
             blocks = _at_arrays(_own_block, in_specs, args)
@@ -281,36 +281,36 @@ def _dimensions(names, spec):
     return [spec[name] for name in names if name in spec]
 
 
-def _over(axis, fun, given, gives, size):
+def _over(axis, fun, arg_specs, result_specs, size):
     """`fun` over the elements that a device has along an axis: the first dimension of arrays."""
+    held = size // lax.axis_size(axis.across)
+    length = held // axis.chunks
 
     def first(spec):
         return 0 if axis.name in spec else None
 
-    def over(in_axes, size):
-        out_axes = tree.map(first, gives)
-        return jax.vmap(fun, in_axes, out_axes, axis_name=axis.local, axis_size=size)
+    def vmapped(in_axes, count):
+        out_axes = tree.map(first, result_specs)
+        return jax.vmap(fun, in_axes, out_axes, axis_name=axis.local, axis_size=count)
 
     def element(k, *args):
         def own(spec, x):
             return x[k] if axis.name in spec else x
 
-        return over(None, 1)(*_at_arrays(own, given, args))
+        return vmapped(None, 1)(*_at_arrays(own, arg_specs, args))
 
     def in_chunks(*args):
         def joined(spec, x):
             return x[:, 0] if axis.name in spec else x[0]
 
-        results = lax.map(lambda k: element(k, *args), jnp.arange(size), batch_size=length)
-        return _at_arrays(joined, gives, results)
+        results = lax.map(lambda k: element(k, *args), jnp.arange(held), batch_size=length)
+        return _at_arrays(joined, result_specs, results)
 
-    size //= lax.axis_size(axis.across)
-    length = size // axis.chunks
     if axis.chunks > 1:
         return in_chunks
-    if axis.across and size == 1:
+    if axis.across and held == 1:
         return partial(element, 0)
-    return over(tree.map(first, given), size)
+    return vmapped(tree.map(first, arg_specs), held)
 
 
 def axes_of(names):
