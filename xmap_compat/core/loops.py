@@ -255,8 +255,8 @@ def _all_read(eqns):
 def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chunked:
     """Cut the looped dimensions into (loops..., chunk) and move the loops to the front.
 
-    For example, ``f32[12, 3]`` with the dimensions ``('i', None)``, in a loop of 4 iterations, is
-    ``f32[4, 3, 3]``: the loop, the chunk of ``'i'``, and the positional dimension.
+    For example, ``f32[12, 5]`` with the dimensions ``('i', None)``, in a loop of 4 iterations, is
+    ``f32[4, 3, 5]``: the loop, the chunk of ``'i'``, and the positional dimension.
     """
     shape: list[int] = []
     looped: dict[Loop, int] = {}

@@ -37,7 +37,9 @@ def _reduced(value, names, dims, data):
 def sum_over(
     view: DeviceView, value: NamedValue, names: AxisNames, positions: Sequence[int] = ()
 ) -> NamedValue:
-    """``lax.psum``: a local sum, then one all-reduce of the result."""
+    """``lax.psum``: a local sum, then one all-reduce of the result; along an axis that the operand
+    does not vary over, its elements are counted.
+    """
     present = view.present(value, names)
     dims = _reduction_dims(value, present, positions)
     data = _reduce_local(lax.reduce_sum, value.data, dims)
