@@ -17,6 +17,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.errors import should_be, unbound_name
+from xmap_compat.core.placement import sizes_in_scope
 from xmap_compat.core.rules.contraction import (
     Skipped,
     Subscripts,
@@ -27,7 +28,6 @@ from xmap_compat.core.rules.contraction import (
     summed,
 )
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.trace import sizes_in_scope
 from xmap_compat.einsum_spec import ELLIPSIS, parse
 
 

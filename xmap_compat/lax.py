@@ -23,13 +23,13 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.braces import xeinsum
 from xmap_compat.core import errors
+from xmap_compat.core.placement import sizes_in_scope
 from xmap_compat.core.rules.contraction import (
     Subscripts,
     accumulation_type,
     bind_contraction,
     canonical_precision,
 )
-from xmap_compat.core.trace import sizes_in_scope
 
 __all__ = ["pargmax", "pargmin", "pdot", "pgather", "xeinsum"]
 

@@ -32,8 +32,8 @@ from xmap_compat import _jax, errors
 from xmap_compat.braces import einsum
 from xmap_compat.core import errors as core_errors
 from xmap_compat.core.device_primitives import bind, gather_p, take_p, vary_p
+from xmap_compat.core.placement import sizes_in_scope
 from xmap_compat.core.specs import AxisNames
-from xmap_compat.core.trace import sizes_in_scope
 from xmap_compat.lax import axes_of_argument, check_names, position
 
 # And the functions of the table, which _row adds.

@@ -20,9 +20,9 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.collectives import integer_name
 from xmap_compat.core.named_shape import is_array, named_shape
+from xmap_compat.core.placement import sizes_in_scope
 from xmap_compat.core.restored import is_name
 from xmap_compat.core.specs import argument_path
-from xmap_compat.core.trace import sizes_in_scope
 
 
 def add_note(error: Exception) -> None:

@@ -379,3 +379,11 @@ def known_inputs(tracers: Sequence[Any], names: Sequence[frozenset[AxisName]]) -
 def enclosing_bodies() -> Sequence[Body]:
     """The bodies being traced in this thread, outermost first."""
     return tuple(_bodies.stack)
+
+
+def sizes_in_scope() -> Mapping[AxisName, int]:
+    """Every axis that the bodies being traced in this thread define."""
+    sizes: dict[AxisName, int] = {}
+    for body in enclosing_bodies():
+        sizes.update(body.sizes)
+    return sizes

@@ -19,6 +19,7 @@ from xmap_compat.core.placement import (
     enclosing_bodies,
     entered_body,
     known_inputs,
+    sizes_in_scope,
 )
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName
@@ -161,11 +162,3 @@ def _body_context(body: Body) -> Iterator[None]:
 # Part of jit's cache key: programs that JAX's own rules made of a jitted function outside must not
 # be used inside.
 _by_our_rules = jax.make_user_context(default_value=False)
-
-
-def sizes_in_scope() -> Mapping[AxisName, int]:
-    """Every axis that the bodies being traced in this thread define."""
-    sizes: dict[AxisName, int] = {}
-    for body in enclosing_bodies():
-        sizes.update(body.sizes)
-    return sizes
