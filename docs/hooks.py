@@ -4,7 +4,7 @@
 - Links to files that are no pages (``../xmap_compat/api.py``) lead to the repository, if it has a public address, and
   become their paths if not: the site has no copy of them.
 - ``python raises`` and the like, which tell the tests what to expect, become plain ``python``.
-- The list of ``errors.md`` becomes a section for each message.
+- The list and the table of ``errors.md`` become a section for each message.
 - The migration guide loses its list of contents, which stands beside each page of the site.
 """
 
@@ -24,6 +24,8 @@ AT_THE_TOP = ("migration_guide.md", "CHANGELOG.md")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:)([^)#\s]+)((?:#[^)\s]*)?)\)")
 # The list of messages: each entry becomes a section, for search finds sections.
 ENTRIES = re.compile(r"^- (`.*?`)(?:; legacy: (`.*`))?$", re.MULTILINE)
+ROWS = re.compile(r"^\| (`.*?`) \| (.*) \|$", re.MULTILINE)
+HEADS = re.compile(r"^\| message \| what to do \|\n\|---\|---\|\n", re.MULTILINE)
 CONTENTS = re.compile(r"^1\. \[.*?(?=^## )", re.DOTALL | re.MULTILINE)
 FENCES = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 
@@ -48,6 +50,7 @@ def on_page_markdown(markdown, page, config, files):
         # Who pastes a message wants its section, not a page that speaks of it.
         page.meta["search"] = {"boost": 3}
         markdown = ENTRIES.sub(r"#### \1\n\n\2\n", markdown)
+        markdown = ROWS.sub(r"#### \1\n\n\2\n", HEADS.sub("", markdown))
     parts = FENCES.split(markdown)
     parts[::2] = [
         LINK.sub(lambda match: _link(match, folder, uri, files), text) for text in parts[::2]
