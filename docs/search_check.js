@@ -1,6 +1,6 @@
 // Pastes the messages of the errors page into the search of the built site, as a reader would, by the site's own worker:
 // `node docs/search_check.js site` fails unless a heading leads to its section, and a whole message to one of the
-// first five that are found. Opened as files, pages may have no network: they must load nothing from elsewhere, and
+// first three that are found. Opened as files, pages may have no network: they must load nothing from elsewhere, and
 // find the index as a script.
 const fs = require("fs"), path = require("path"), vm = require("vm")
 
@@ -24,7 +24,7 @@ const pasted = sections.flatMap((section) => {
   const message = section.match(raised)
   return [
     ...(section.startsWith("`") ? [{ heading, text: heading, within: 1 }] : []),
-    ...(message ? [{ heading, text: message[1].replace(/\s+/g, " "), within: 5 }] : []),
+    ...(message ? [{ heading, text: message[1].replace(/\s+/g, " "), within: 3 }] : []),
     ...[...section.matchAll(/^(?:\| |- )(`.*?`)(?: \||;|$)/gm)].map(([, text]) => ({ heading: text, text, within: 5 })),
   ]
 })
