@@ -190,7 +190,8 @@ def test_what_bodies_find_in_jax_is_there_as_long_as_any_thread_needs_it():
             def body(x):
                 return jax.lax.pdot(x, x, "i")  # another function each time: it is traced
 
-            jax.eval_shape(xmap(body, ["i"], {}), X)
+            result = jax.eval_shape(xmap(body, ["i"], {}), X)
+            assert result.shape == ()
 
     in_threads(*[work] * THREADS)
 

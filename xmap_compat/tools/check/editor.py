@@ -84,13 +84,13 @@ def fixed(checked: Checked, install: bool = True, keep: Collection[str] = ()) ->
 def _exported(programs: Collection[Program]) -> set[str]:
     """The names that programs take from others of these."""
     stems = {program.path.stem for program in programs}
-    found = set()
+
+    def is_of_these(module):
+        return not module.startswith("jax") and not stems.isdisjoint(module.split("."))
+
+    found: set[str] = set()
     for program in programs:
-        names = Names(program.tree)
-        for node in names.nodes:
-            home, _, name = names.imported_name(node).rpartition(".")
-            if not home.startswith("jax") and stems.intersection(home.split(".")):
-                found.add(name)
+        found |= Names(program.tree).taken_from(is_of_these)
     return found
 
 

@@ -92,12 +92,13 @@ class ProgramFiles:
 
     def _exported(self) -> set[str]:
         """The names that files of the program take from others of it."""
-        found = set()
+
+        def is_of_program(module):
+            return module.startswith(".") or module.partition(".")[0] in self.modules
+
+        found: set[str] = set()
         for source in self.sources.values():
-            for node in source.names.nodes:
-                home, _, name = source.names.imported_name(node).rpartition(".")
-                if home.startswith(".") or home.partition(".")[0] in self.modules:
-                    found.add(name)
+            found |= source.names.taken_from(is_of_program)
         return found
 
     # ---- xmap calls that stay

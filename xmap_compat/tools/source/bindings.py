@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 IMPORTS = (ast.Import, ast.ImportFrom)
@@ -70,6 +70,15 @@ class Names:
             elif getattr(meant, "value", meant) is not None:
                 return ""
         return imported
+
+    def taken_from(self, is_meant: Callable[[str], bool]) -> set[str]:
+        """The names that this file takes from modules that ``is_meant`` picks."""
+        found = set()
+        for node in self.nodes:
+            module, _, name = self.imported_name(node).rpartition(".")
+            if is_meant(module):
+                found.add(name)
+        return found
 
     def meaning(self, name: str) -> Any:
         """The one thing that a name is bound to: a dotted name or a node; None if there is none, or
