@@ -24,7 +24,7 @@ import process_faults
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from process_programs import LIMIT, PROGRAMS, chosen, grids
+from process_programs import LIMIT, PROGRAMS, chosen
 
 from xmap_compat import SerialLoop, global_array
 
@@ -138,7 +138,7 @@ def assert_parts_of(expected, found, devices, name):
 
 
 def assert_programs(wrote, devices, quickly):
-    """Each program gave what NumPy gives, and each process the same plan."""
+    """Each program gave what NumPy gives."""
     for where, name in chosen(quickly):
         parts = [jax.tree.leaves(w[where, name], is_leaf=is_shards) for w in wrote]
         expected = jax.tree.leaves_with_path(PROGRAMS[name][1]())
@@ -146,32 +146,19 @@ def assert_programs(wrote, devices, quickly):
             assert_parts_of(
                 leaf, of_processes, devices, f"{name}{jax.tree_util.keystr(path)}, {where}"
             )
-    for where in grids(4):
-        (plan,) = {w[where, "plan"] for w in wrote}
-        assert (
-            plan.startswith("plan of named_loss: mesh x: ")
-            and f"({len(wrote) * devices} cpu devices)" in plan
-        )
 
 
 # What every process says of a fault, where the last is numbered N.
 DIFFERENCES = {
-    "another_body": "process N: program: ?:* = div *, others ?:* = sub ",
-    "other_resources": "process N: axis_resources {'i': 'y'}, others {'i': 'x'}. ",
-    "another_function": "process N: function loss, others step. ",
-    "other_axes": "process N: in_axes {1: 'i'}, others {0: 'i'}. ",
-    "no_resources": "process N: axis_resources {}, others {'i': 'x'}. ",
-    "other_sizes": "process N: axis sizes {'i': 64}, others {'i': 32}. ",
-    "another_constant": "process N: program: with constants float32[2] of *, others with constants f",
-    "another_key": "process N: program: with constants key<fry>[] of *, others with constants k",
-    "another_backward_rule": "process N: program: ?:* = mul *3.0*, others ?:* = mul *2.0",
-    "other_loops": "process N: axis_resources {'i': ('x', *(length=4))}, others {'i': ('x', *(length=2))}. ",
-    "another_order_of_devices": "process N: mesh {'x': *, 'y': *} of cpu devices * of *, others * devices [0, ",
-    "other_names_of_the_mesh": "process N: mesh {'x': *, 'z': *} of *, others {'x': *, 'y': *} of ",
-    "another_version": "process N: versions jax *, xmap_compat 0.0.1, others jax *, xmap_compat ",
-    "one_call_more": "process N: program: * 4.0*, others * 5.0",
-    "a_gradient_of_another_body": "process N: program: *[y=3]*, others *[y=2]*",
-    "traced_by_one_and_called_otherwise": "process N: program: * 2.0*, others * 3.0",
+    "another_body": "process N: program: ?:* = div *, process 0: ?:* = sub ",
+    "other_resources": "process N: axis_resources {'i': 'y'}, process 0: {'i': 'x'}. ",
+    "other_axes": "process N: in_axes {1: 'i'}, process 0: {0: 'i'}. ",
+    "no_resources": "process N: axis_resources {}, process 0: {'i': 'x'}. ",
+    "another_backward_rule": "process N: program: ?:* = mul *3.0*, process 0: ?:* = mul *2.0",
+    "another_order_of_devices": "process N: mesh {'x': *, 'y': *} of cpu devices * of *, process 0: * devices [0, ",
+    "one_call_more": "process N: program: * 4.0*, process 0: * 5.0",
+    "a_gradient_of_another_body": "process N: program: *[y=3]*, process 0: *[y=2]*",
+    "traced_by_one_and_called_otherwise": "process N: program: * 2.0*, process 0: * 3.0",
 }
 X_OF_FAULTS = process_faults.X
 SHIFTED = X_OF_FAULTS - X_OF_FAULTS.mean(0)
@@ -179,13 +166,11 @@ RESULTS = {
     "traced_by_one": SHIFTED * 2,
     "without_the_mesh": X_OF_FAULTS * 8,
     "a_mesh_of_some": X_OF_FAULTS,
-    "other_callbacks": X_OF_FAULTS * 9,
     "traced_again_by_one": SHIFTED,
     "compiled_is_not_compared": X_OF_FAULTS * 11,
-    "without_a_client": X_OF_FAULTS * 14,
     "in_time_again": X_OF_FAULTS * 15,
 }
-TOO_LATE = ["late", "no_resources_for_arguments_of_its_own", "too_late_under_an_outer_jit"]
+TOO_LATE = ["late", "no_resources_for_arguments_of_its_own"]
 
 
 def assert_faults(reports):

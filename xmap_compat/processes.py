@@ -180,7 +180,7 @@ def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[
 
 
 @_jax.api_boundary
-def process_array(result: Any, *, whole: bool = False) -> Any:
+def process_array(result: Any) -> Any:
     """This process's part of global arrays, as NumPy arrays: the inverse of :func:`global_array`.
 
     A dimension that is split between processes has the elements on the devices of this process, in
@@ -190,8 +190,6 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
     Args:
       result: a ``jax.Array``, or a pytree of them: results of an xmapped function, a training
         state.
-      whole: give the whole arrays instead.  Each process then gathers all parts, so all processes
-        of the mesh must make the call, and each needs memory for all of it.
 
     Returns:
       For each array a NumPy array (for typed PRNG keys a JAX array of keys on this process); other
@@ -199,8 +197,8 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
 
     Raises:
       ValueError: the devices of this process hold no rectangular part of the array, or none at all
-        (use ``whole=True`` or ``array.addressable_shards``); or ``whole=True`` for an array without
-        a mesh.
+        (use ``array.addressable_shards``, or gather the whole array in every process, by
+        ``jax.experimental.multihost_utils.process_allgather(array, tiled=True)``).
 
     Example:
 
@@ -215,17 +213,15 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
     """
 
     def own_part(path, leaf):
-        return _own_part(leaf, path, whole)
+        return _own_part(leaf, path)
 
     return jax.tree_util.tree_map_with_path(own_part, result)
 
 
-def _own_part(leaf: Any, path: Sequence[Any], whole: bool) -> Any:
+def _own_part(leaf: Any, path: Sequence[Any]) -> Any:
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         return leaf
     where = argument_path(path, "result")
-    if whole and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-        leaf = _gathered(leaf, where)
     if _jax.is_key(leaf):
         words = {}
         for bounds, keys in _shards(leaf).items():
@@ -235,14 +231,6 @@ def _own_part(leaf: Any, path: Sequence[Any], whole: bool) -> Any:
         block = _block(words, leaf, where)
         return jax.random.wrap_key_data(block, impl=jax.random.key_impl(leaf))
     return _block(_shards(leaf), leaf, where)
-
-
-def _gathered(leaf, where):
-    """The array, whole on every device of its mesh."""
-    if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
-        raise _no_mesh_to_gather_over(where, leaf.sharding)
-    everywhere = jax.sharding.NamedSharding(leaf.sharding.mesh, jax.sharding.PartitionSpec())
-    return jax.jit(lambda x: x, out_shardings=everywhere)(leaf)
 
 
 def _shards(leaf):
@@ -299,13 +287,5 @@ def _parts_are_no_block(path: str, sharding: Any) -> ValueError:
     return ValueError(
         f"The parts of {path} in this process ({sharding}) are no block of rows and columns. "
         "Take them one by one from array.addressable_shards, or take the whole array in every "
-        "process: process_array(array, whole=True)"
-    )
-
-
-def _no_mesh_to_gather_over(path: str, sharding: Any) -> ValueError:
-    return ValueError(
-        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. "
-        "Put it on one, by "
-        "jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))"
+        "process: jax.experimental.multihost_utils.process_allgather(array, tiled=True)"
     )

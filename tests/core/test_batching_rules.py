@@ -218,7 +218,7 @@ def test_a_primitive_without_a_rule_is_computed_for_each_element(resources):
     np.testing.assert_allclose(found, 3 * X + 3 * W[:, None], rtol=1e-6)
 
 
-@pytest.mark.parametrize("resources", [{}, *IN_PARTS], ids=str)
+@pytest.mark.parametrize("resources", [{}, *SPLIT], ids=str)
 @pytest.mark.parametrize("step", ["centred", "total", "sized", "cumulated"])
 def test_rules_of_a_custom_vmap_get_whole_axes(step, resources):
     """Values and gradients."""
@@ -280,7 +280,7 @@ def test_residuals_that_are_numbers_reach_a_backward_rule_as_numbers():
     np.testing.assert_array_equal(found, np.full(8, 3, np.float32))
 
 
-@pytest.mark.parametrize("resources", [{}, *IN_PARTS], ids=str)
+@pytest.mark.parametrize("resources", [{}, *SPLIT], ids=str)
 def test_branches_that_elements_take_differently_give_rules_what_vmap_gives_them(resources):
     """There all operands vary: a sum over the elements counts each of them."""
 

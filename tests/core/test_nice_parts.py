@@ -71,7 +71,6 @@ def writes(v):
 USES = {
     "checks": (lambda: called(X), None),
     "contexts": (lambda: called(X), None),
-    "spmd": (lambda: called(X), None),
     "processes": (_jax.process_store, None),
     "origins": (
         lambda: xmap(shape_of, ["i", ...], ["i", ...])(X),
@@ -171,7 +170,6 @@ CHANGED = [
     ("contexts", r'"mesh", "x", "name", "api_name"', '"x", "mesh", "name", "api_name"'),
     ("frames", r"made.raw_frames\(\)", "[[None], [0], [0]]"),
     ("origins", r"x\.val\)", "None)"),
-    ("spmd", r"axis_env\.spmd", "axis_env.spmd_axis_names.spmd"),
 ]
 
 
@@ -191,4 +189,4 @@ def test_a_part_that_fails_is_off_with_a_warning_that_says_what_is_missing(monke
     monkeypatch.setenv("XMAP_COMPAT_PUBLIC", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert nice.optional("spmd", axes_of_spmd_vmap=len).axes_of_spmd_vmap is len
+        assert nice.optional("checks", note_checks=len).note_checks is len

@@ -70,17 +70,13 @@ NICE = {
         "client.key_value_set": "0.9 on",
     },
     "references": {"jax._src.state.discharge.discharge_state": "0.9 on"},
-    "spmd": {
-        "jax._src.core.trace_ctx": "0.9 on",
-        "jax._src.core.trace_ctx.axis_env": "0.9 on",
-        "jax._src.core.trace_ctx.axis_env.spmd_axis_names": "0.9 on",
-    },
 }
 # Of those that JAX still has.
-MOST_NEEDED, MOST = 7, 25
+MOST_NEEDED, MOST = 7, 22
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {
+    "core.execute": 1,  # carries in a shard_map: JAX raises a plain TypeError
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
     "core.notes": 3,  # notes on errors of JAX and NumPy
     "tools.leave.helper.named_axes": 1,  # jax.vmap has no type for a result that is mapped after all
@@ -107,7 +103,7 @@ PARAMETERS = re.findall(
     body_jaxpr body_nconsts branches branches_platforms call call_jaxpr cond_jaxpr cond_nconsts const_lengths
     ft_in fwd_jaxpr in_specs interpret jaxpr jaxprs length manual_axes mesh name newly_manual_axes num_carry
     num_consts out_avals out_specs out_trees policy prevent_cse reverse subfuns symbolic_zeros
-    transpose_thunk unroll
+    unroll
     """,
 )
 # Those of some releases.
@@ -508,7 +504,6 @@ def structured_program(x):
     x = jax.checkpoint(jax.jit(jnp.sin))(x) + jax.vjp(vjp, x)[0]
     x = jax.lax.custom_linear_solve(lambda v: v, x, lambda _, b: b, lambda _, b: b)
     x = jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())(x)
-    x = jax.custom_derivatives.linear_call(lambda _, v: v, lambda _, ct: ct, (), x)
     x = pallas.pallas_call(lambda read, written: None, x, interpret=True)(x)
     return jnp.dot(jax.lax.all_gather(x, "i"), jnp.ones(1))
 
