@@ -15,8 +15,8 @@ from xmap_compat import _jax
 from xmap_compat.core.call import partition_spec
 from xmap_compat.core.errors import axes_text, not_divisible, should_be
 from xmap_compat.core.fit import broadcast_specs, check_argument, infer_sizes
-from xmap_compat.core.mesh import devices_of, mesh_of_jax
-from xmap_compat.core.placement import Scope, current_scope, parse_axis_resources, place_axes
+from xmap_compat.core.mesh import devices_of
+from xmap_compat.core.placement import current_scope, parse_axis_resources, place_axes
 from xmap_compat.core.specs import (
     AxisName,
     AxisSpec,
@@ -33,7 +33,6 @@ def global_array(
     in_axes: Any,
     axis_resources: Mapping[AxisName, Any] | None = None,
     *,
-    mesh: jax.sharding.Mesh | None = None,
     axis_sizes: Mapping[AxisName, int] | None = None,
 ) -> Any:
     """Make global arrays from this process's parts, with the sharding that an xmapped function
@@ -49,8 +48,6 @@ def global_array(
       in_axes: which of their dimensions are named: the entry of this argument in the ``in_axes`` of
         :func:`xmap`.
       axis_resources: as for :func:`xmap`; axes that the arrays do not have are ignored.
-      mesh: the mesh of all processes; by default the one in scope. The empty mesh counts as no
-        mesh.
       axis_sizes: global sizes of axes. Along such an axis ``local`` may also be whole, although the
         process needs only a part (for example if each process has read the same file).
 
@@ -80,10 +77,12 @@ def global_array(
     specs = broadcast_specs("in_axes", declared, local, in_axes, root="local")
     for spec, leaf, path in zip(specs, leaves, paths):
         check_argument(spec, leaf.shape, path, is_scalar=False)
-    scope = _scope_over(mesh)
+    scope = current_scope()
     names = spec_names(specs)
     resources = _of_names(parse_axis_resources(axis_resources), names)
     sizes = _of_names(parse_axis_sizes(axis_sizes), names)
+    if scope.mesh is not None:
+        _check_that_this_process_has_a_device(scope.mesh)
     shapes = []
     for spec, leaf in zip(specs, leaves):
         shapes.append(_global_shape(spec, leaf.shape, resources, scope.mesh, sizes))
@@ -108,29 +107,9 @@ def _of_names(mapping, names):
     return {name: value for name, value in mapping.items() if name in names}
 
 
-def _scope_over(mesh):
-    """The loops in scope, over the mesh that is given, or that is in scope; a mesh of devices."""
-    scope = current_scope()
-    if mesh is None and isinstance(scope.mesh, jax.sharding.AbstractMesh):
-        mesh = scope.mesh
-    if mesh is not None:
-        scope = Scope(_mesh_of_devices(mesh), scope.loops)
-    if scope.mesh is not None:
-        _check_that_this_process_has_a_device(scope.mesh)
-    return scope
-
-
-def _mesh_of_devices(mesh):
-    """JAX's mesh, or None for the empty one."""
-    if not isinstance(mesh, jax.sharding.Mesh):
-        wanted = "a Mesh (of xmap_compat or of jax.sharding) of devices"
-        raise should_be("The mesh of global_array", wanted, mesh)
-    if mesh.empty:
-        return None
-    return mesh_of_jax(mesh)
-
-
 def _check_that_this_process_has_a_device(mesh):
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise should_be("The mesh in scope of global_array", "a Mesh of devices", mesh)
     here = jax.process_index()
     for device in devices_of(mesh):
         if device.process_index == here:
