@@ -198,7 +198,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("call", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_mistakes_are_refused(call, message):
-    with pytest.raises((ValueError, TypeError, NameError, LookupError, NotImplementedError), match=message):
+    with pytest.raises(
+        (ValueError, TypeError, NameError, LookupError, NotImplementedError), match=message
+    ):
         call()
 
 

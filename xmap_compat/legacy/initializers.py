@@ -17,6 +17,7 @@ from xmap_compat import random
 from xmap_compat.core.errors import LEGACY
 from xmap_compat.random import NamedShape
 
+
 def _taking_names(name: str) -> Callable[..., Any]:
     """A function of ``jax.nn.initializers`` whose initializers take a named shape as well.
 
