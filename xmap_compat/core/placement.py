@@ -183,8 +183,13 @@ def resources_of_known_axes(
 
     Others have no effect: they raise, or warn in old programs (``only_warn``).
     """
-    known = {name: entries for name, entries in resources.items() if name in names}
-    unknown = [name for name in resources if name not in names]
+    known = {}
+    unknown = []
+    for name, entries in resources.items():
+        if name in names:
+            known[name] = entries
+        else:
+            unknown.append(name)
     if unknown:
         error = _unknown_axes(unknown, names)
         if not only_warn:
