@@ -27,7 +27,6 @@ from xmap_compat._jax.batching import (
     has_custom_batching,
     has_known_rules,
     holds_custom_batching,
-    library_of,
     operation_name,
     varying_results,
 )
@@ -56,9 +55,9 @@ from xmap_compat._jax.jaxprs import (
     is_reference,
     open_jaxpr,
     subjaxprs,
+    uses_references,
     walk,
     without_dead_code,
-    without_references,
 )
 from xmap_compat._jax.local_operations import gather, local_operation, reshaped
 from xmap_compat._jax.mesh import (
@@ -112,10 +111,8 @@ from xmap_compat._jax.types import (
     draws_from_rbg,
     explicit_spec,
     float0,
-    held_by,
     instantiate_symbolic,
     is_key,
-    paths_of_explicit_arrays,
     shaped_containers,
     varying_axes,
     varying_axes_of,
@@ -130,7 +127,6 @@ def _without_origin(x):
 
 
 # What stands in where this JAX lacks something private that an optional part needs.
-note_checks = optional("checks", note_checks=lambda: None).note_checks
 axes_of_spmd_vmap = optional("spmd", axes_of_spmd_vmap=frozenset).axes_of_spmd_vmap
 process_store = optional("processes", process_store=lambda: None).process_store
 tracer_origin = optional("origins", tracer_origin=_without_origin).tracer_origin

@@ -69,12 +69,6 @@ def operation_name(eqn: Any) -> str:
     return eqn.primitive.name
 
 
-def library_of(primitive: Any) -> str:
-    """The package that implements a primitive."""
-    module: str = getattr(primitive.impl, "__module__", "")
-    return module.partition(".")[0]
-
-
 def batched(
     fun: Callable[..., Any], levels: Sequence[Level], results: Sequence[frozenset[int]]
 ) -> Callable[..., Any]:
