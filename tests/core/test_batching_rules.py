@@ -234,6 +234,14 @@ def test_an_operation_that_combines_elements_gets_whole_axes(step, resources):
     np.testing.assert_allclose(by_xmap(body, resources), by_vmap(body), rtol=1e-5)
 
 
+def test_a_backward_rule_that_combines_what_a_loop_computes_in_parts_is_refused():
+    f = jax.custom_vjp(lambda v: v)
+    f.defvjp(lambda v: (v, v), lambda v, ct: (ct * centred(v),))
+    fun = xmap(f, ["i"], ["i"], axis_resources={"i": SerialLoop(2)})
+    with pytest.raises(RuntimeError, match="combines the elements of `i`, but axis_resources"):
+        jax.grad(lambda w: fun(w).sum())(W)
+
+
 class Counted:
     """How often a batching rule is traced."""
 

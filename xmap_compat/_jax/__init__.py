@@ -59,7 +59,7 @@ from xmap_compat._jax.jaxprs import (
     walk,
     without_dead_code,
 )
-from xmap_compat._jax.local_operations import gather, local_operation, reshaped
+from xmap_compat._jax.local_operations import gather, local_operation
 from xmap_compat._jax.mesh import (
     AnyMesh,
     ambient_mesh,
@@ -89,7 +89,6 @@ from xmap_compat._jax.patches import (
 from xmap_compat._jax.positions import (
     api_boundary,
     boundary,
-    contextmanager,
     end_at_user,
     equation_context,
     exclude_from_positions,
@@ -100,7 +99,7 @@ from xmap_compat._jax.positions import (
 )
 from xmap_compat._jax.primitives import (
     bind,
-    bind_batched,
+    call_batched,
     define_cut,
     define_device_check,
     define_dual_primitives,

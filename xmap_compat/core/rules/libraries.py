@@ -77,7 +77,7 @@ def _whole(view, value, axes):
     shape[at : at + 1] = [view.placements[n].size for n in names]
     dims = list(gathered.dims)
     dims[at : at + 1] = [None] * len(names)
-    return NamedValue(_jax.reshaped(gathered.data, tuple(shape)), tuple(dims), gathered.names)
+    return NamedValue(lax.reshape(gathered.data, tuple(shape)), tuple(dims), gathered.names)
 
 
 def _own_elements(view, value, axes, names):
