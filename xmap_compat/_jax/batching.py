@@ -249,7 +249,7 @@ def _transpose_untyped_call(cts, *operands, jaxpr):
         transposed = jax.linear_transpose(fun, *_at(linear, jaxpr.in_avals))
         return transposed(list(args[len(known) :]))
 
-    smooth_cts = [ad.instantiate_zeros(cts[k]) for k in smooth]
+    smooth_cts = map(ad.instantiate_zeros, _at(smooth, cts))
     found = _untyped_call(pulled, *_at(known, operands), *smooth_cts)
     cotangents = dict.fromkeys(range(len(operands))) | dict(zip(linear, found))
     return list(cotangents.values())

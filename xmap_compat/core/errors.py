@@ -68,7 +68,9 @@ LEGACY = "\nLegacy's words: "
 
 
 def subject(path: str) -> str:
-    return "The result" if path == "result" else path
+    if path == "result":
+        return "The result"
+    return path
 
 
 def should_be(

@@ -131,8 +131,8 @@ def _mapped_variables(
 # ------------------------------------------------------------------------------ words
 
 _TAKE_NAMES = (
-    "The functions of xmap_compat.numpy do; and xmap_compat.numpy.along(fun, 'i', x) calls fun with "
-    "an array that has the named axis 'i' of x as its dimension 0"
+    "The functions of xmap_compat.numpy do; and xmap_compat.numpy.along(fun, 'i', x) calls fun "
+    "with an array that has the named axis 'i' of x as its dimension 0"
 )
 _BY_NAME = (
     "The function computes one element of each named axis. A sum along one is jnp.sum(x, "
