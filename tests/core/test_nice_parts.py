@@ -61,15 +61,8 @@ def shape_of(v):
     return v + jax.grad(asked)(v) + jax.vmap(asked)(v)
 
 
-def writes(v):
-    total = jax.new_ref(jnp.zeros(3))
-    total[...] = total[...] + v
-    return total[...]
-
-
 # For each part what needs it, and what is said where it is off (None: it works as well, or gives nothing).
 USES = {
-    "checks": (lambda: called(X), None),
     "contexts": (lambda: called(X), None),
     "processes": (_jax.process_store, None),
     "origins": (
@@ -77,7 +70,6 @@ USES = {
         "named_shape cannot tell which named axes",
     ),
     "frames": (lambda: _jax.user_frames(jax.make_jaxpr(jnp.sin)(1.0).eqns[0]), None),
-    "references": (lambda: xmap(writes, ["i", ...], ["i", ...])(X), "reference"),
 }
 
 
@@ -148,8 +140,8 @@ def run_changed(part, pattern, other):
     )
 
 
-# One process has no client; checks of checkify are looked for late.
-LATE = ("client.key_value_set", "client.key_value_dir_get", "jax._src.checkify.error_checks")
+# One process has no client.
+LATE = ("client.key_value_set", "client.key_value_dir_get")
 
 
 @pytest.mark.parametrize(
@@ -189,4 +181,4 @@ def test_a_part_that_fails_is_off_with_a_warning_that_says_what_is_missing(monke
     monkeypatch.setenv("XMAP_COMPAT_PUBLIC", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert nice.optional("checks", note_checks=len).note_checks is len
+        assert nice.optional("processes", process_store=len).process_store is len

@@ -53,7 +53,6 @@ NEEDED = {
 
 # part: {name: the releases that have it}
 NICE = {
-    "checks": {"jax._src.checkify.error_checks": "0.9 on"},
     "contexts": {
         "jax._src.mesh.thread_resources": "0.9 on",
         "jax._src.mesh.thread_resources.env": "0.9 on",
@@ -69,16 +68,15 @@ NICE = {
         "client.key_value_dir_get": "0.9 on",
         "client.key_value_set": "0.9 on",
     },
-    "references": {"jax._src.state.discharge.discharge_state": "0.9 on"},
 }
 # Of those that JAX still has.
-MOST_NEEDED, MOST = 7, 22
+MOST_NEEDED, MOST = 7, 20
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {
     "core.execute": 1,  # carries in a shard_map: JAX raises a plain TypeError
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
-    "core.notes": 3,  # notes on errors of JAX and NumPy
+    "core.notes": 2,  # notes on errors of JAX and NumPy
     "tools.leave.helper.named_axes": 1,  # jax.vmap has no type for a result that is mapped after all
 }
 
