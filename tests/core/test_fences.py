@@ -189,7 +189,7 @@ def test_the_fences_around_jaxs_insides_hold(fence, bad):
 
 def test_every_version_branch_is_newer_than_the_floor():
     sources = re.sub("#.*", "", "\n".join(FENCE.values()))
-    compared = re.findall(r"VERSION ([<>=!]+) (\(.*?\)|\w+)", sources)
+    compared = re.findall(r"VERSION ([<>]=?|[=!]=) (\(.*?\)|\w+)", sources)
     assert {how for how, _ in compared} == {">=", "<"}
     for _, release in compared:
         assert release == "FLOOR" or ast.literal_eval(release) > _jax.FLOOR

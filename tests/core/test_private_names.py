@@ -39,7 +39,6 @@ needed      jax._src.core.trace_ctx.axis_env                      0.9 on   the s
 needed      jax._src.core.trace_ctx.set_axis_env                  0.9 on   the same
 needed      jax._src.core.trace_ctx.axis_env.pop_pure             0.9 on   the same
 needed      axis_data.name                                        0.9 on   collectives of a vmap inside a body
-checks      jax._src.checkify.error_checks                        0.9 on
 contexts    jax._src.mesh.thread_resources                        0.9 on
 contexts    jax._src.mesh.thread_resources.env                    0.9 on
 contexts    jax._src.mesh.thread_resources.env.physical_mesh      0.9 on
@@ -53,18 +52,17 @@ processes   jax._src.distributed.global_state                     0.9 on
 processes   jax._src.distributed.global_state.client              0.9 on
 processes   client.key_value_dir_get                              0.9 on
 processes   client.key_value_set                                  0.9 on
-references  jax._src.state.discharge.discharge_state              0.9 on
 spmd        jax._src.core.trace_ctx                               0.9 on
 spmd        jax._src.core.trace_ctx.axis_env                      0.9 on
 spmd        jax._src.core.trace_ctx.axis_env.spmd_axis_names      0.9 on
 """
 # Of those that JAX still has.
-MOST_NEEDED, MOST = 7, 25
+MOST_NEEDED, MOST = 7, 23
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
-    "core.notes": 3,  # notes on errors of JAX and NumPy
+    "core.notes": 2,  # notes on errors of JAX and NumPy
     "tools.leave.helper.named_axes": 1,  # jax.vmap has no type for a result that is mapped after all
 }
 

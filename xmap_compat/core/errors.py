@@ -57,7 +57,9 @@ LEGACY = "\nLegacy's words: "
 
 
 def subject(path: str) -> str:
-    return "The result" if path == "result" else path
+    if path == "result":
+        return "The result"
+    return path
 
 
 def should_be(
@@ -219,13 +221,10 @@ def repeated_axis(user: str, names: Sequence[Any]) -> ValueError:
     return ValueError(f"{user} names an axis more than once: {quoted(names)}. Name each axis once")
 
 
-def reference_from_outside(argument: str = "") -> NotImplementedError:
-    found = ""
-    if argument:
-        found = f" ({argument} is a reference: pass its value, ref[...])"
+def reference(what: str) -> NotImplementedError:
     return NotImplementedError(
-        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside. "
-        f"Pass its value as an argument and return the new one{found}"
+        f"An xmapped function cannot make, read or write a reference (jax.new_ref): {what}. "
+        "Pass its value as an argument, and return the new one"
     )
 
 

@@ -196,7 +196,7 @@ class SerialLoop:
 loops_in_scope = jax.make_user_context(default_value=())
 
 
-@_jax.contextmanager
+@contextlib.contextmanager
 def serial_loop(name: Hashable, length: int) -> Iterator[None]:
     """``with serial_loop('l', 4):`` makes ``'l'`` a loop resource that several axes may share.
 
