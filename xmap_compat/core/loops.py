@@ -274,7 +274,7 @@ def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chu
             shape.append(place.local_size)
     found = common(loops, looped)
     front = [looped[loop] for loop in found]
-    data = lax.transpose(_jax.reshaped(value.data, shape), (*front, *kept))
+    data = lax.transpose(lax.reshape(value.data, shape), (*front, *kept))
     return _Chunked(NamedValue(data, tuple(kept.values()), value.names), found)
 
 
@@ -304,5 +304,5 @@ def _joined(view: DeviceView, chunked: _Chunked) -> NamedValue:
             dims.append(name)
     rest = others(len(every), order)
     data = lax.transpose(data, (*order, *rest))
-    data = _jax.reshaped(data, (*shape, *data.shape[len(order) :]))
+    data = lax.reshape(data, (*shape, *data.shape[len(order) :]))
     return NamedValue(data, (*dims, *(every[k] for k in rest)), value.names)

@@ -17,18 +17,17 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from xmap_compat import _jax
-from xmap_compat.core.combining import batched_axes, combined_in_loop, takes_whole_axes
-from xmap_compat.core.device import cast_alike, cast_to, gather_over, laid_out, laid_out_over
+from xmap_compat.core.combining import batched_axes, takes_whole_axes
+from xmap_compat.core.device import cast_alike, cast_to, laid_out
 from xmap_compat.core.errors import quoted
 from xmap_compat.core.evaluate import Evaluator
-from xmap_compat.core.rules.exchanges import take_element
+from xmap_compat.core.rules.libraries import bind_on_whole_axes
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
 from xmap_compat.core.trace import call_without_axes
 from xmap_compat.core.values import (
     NamedValue,
-    common,
     is_smooth,
     names_of_each,
     split,
@@ -226,46 +225,14 @@ def linear_call(
 def custom_vmap(
     ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any
 ) -> list[NamedValue]:
-    """The user's batching rule, applied to whole axes: gathered where a device has a part of one,
-    which takes its own elements of the results.
-
-    The function itself if nothing varies, or if it calls Python.
+    """The user's batching rule, applied to whole axes; the function itself if nothing varies, or if
+    it calls Python.
     """
     view = ev.view
-    inputs = names_of_each(operands)
     names = union_of_names(operands)
-    axes = batched_axes(names, view.placements)
-    if not axes or not takes_whole_axes(eqn):
-        return [cast_to(view, out, names) for out in ev.evaluate(call.body, operands)]
-    for name in axes:
-        if view.placements[name].loops:
-            raise combined_in_loop(eqn, name, ev.checker.where(eqn))
-    results = ev.checker.by_batching_rule(eqn, inputs)
-    batched = ev.checker.trace_by_rule(eqn, inputs, results)
-    outs = ev.evaluate(batched, [_whole(view, v, axes) for v in operands])
-    return [_elements_of_rule(view, out, axes, varied) for out, varied in zip(outs, results)]
-
-
-def _whole(view, value, axes):
-    """A value whose first positional dimensions are the whole axes that it varies over."""
-    names = common(axes, value.names)
-    if not names:
-        return value
-    gathered = gather_over(view, laid_out_over(view, value, value.names), names)
-    # The gathered dimension becomes one for each axis.
-    at = gathered.dims.index(None)
-    shape = list(gathered.data.shape)
-    shape[at : at + 1] = [view.placements[n].size for n in names]
-    dims = list(gathered.dims)
-    dims[at : at + 1] = [None] * len(names)
-    return NamedValue(_jax.reshaped(gathered.data, tuple(shape)), tuple(dims), gathered.names)
-
-
-def _elements_of_rule(view, value, axes, names):
-    """The elements that are here of a result whose first positional dimensions are whole axes."""
-    for name in common(axes, names):
-        value = take_element(view, value, [name])
-    return cast_to(view, value, names)
+    if batched_axes(names, view.placements) and takes_whole_axes(eqn):
+        return bind_on_whole_axes(ev, eqn, operands)
+    return [cast_to(view, out, names) for out in ev.evaluate(call.body, operands)]
 
 
 def linear_solve(
