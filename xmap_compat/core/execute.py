@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -25,7 +24,7 @@ from xmap_compat.core.evaluate import RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import boundary
-from xmap_compat.core.nested.axes import NestedCall, as_placements, named_scope
+from xmap_compat.core.nested.axes import as_placements
 from xmap_compat.core.specs import AxisName, AxisSpec
 from xmap_compat.core.structured.table import STRUCTURED
 from xmap_compat.core.trace import call_without_axes, trace_flat
@@ -122,15 +121,11 @@ def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
 
 def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     """The results as a list: of one device, or of a ``shard_map`` over the mesh."""
-    naming: Any = contextlib.nullcontext()
-    if placed.nested:
-        naming = named_scope(NestedCall(placed.fun_name, tuple(placed.placements.values())))
-    with watcher().around(placed), naming:
-        if placed.opens_shard_map:
-            return _on_mesh(placed, leaves)
-        if not placed.uses_mesh:
-            return _without_mesh(placed, leaves)
-        return _on_device(placed, boundary.device_view(placed), placed.program.consts, leaves)
+    if placed.opens_shard_map:
+        return _on_mesh(placed, leaves)
+    if not placed.uses_mesh:
+        return _without_mesh(placed, leaves)
+    return _on_device(placed, boundary.device_view(placed), placed.program.consts, leaves)
 
 
 def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
