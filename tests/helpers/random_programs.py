@@ -13,8 +13,10 @@ import contextlib
 import dataclasses
 import math
 import textwrap
+from types import SimpleNamespace
 from typing import Any
 
+import element_functions
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +50,21 @@ def copy_to_all(name):
 
     identity.defvjp(lambda x: (x * 1.0, None), lambda _, ct: (lax.psum(ct, name),))
     return identity
+""",
+    "sine_and_mean": """
+def sine_and_mean(name):
+    @jax.custom_vjp
+    def summed(x):
+        return jnp.sin(x) + lax.pmean(x * x, name)
+
+    def forward(x):
+        return jnp.sin(x) + lax.pmean(x * x, name), x
+
+    def backward(x, ct):
+        return (jnp.cos(x) * ct + 2 * x * lax.pmean(ct, name),)
+
+    summed.defvjp(forward, backward)
+    return summed
 """,
     "sum_from_all": """
 def sum_from_all(name):
@@ -131,7 +148,9 @@ class Program:
         namespace = {
             name: getattr(xmap_compat, name) for name in ("xmap", "pargmax", "pargmin", "xeinsum")
         }
-        body = self.body({**namespace, "jax": jax, "jnp": jnp, "lax": lax}, assignment)
+        modules = {"jax": jax, "jnp": jnp, "lax": lax}
+        modules["elements"] = SimpleNamespace(**element_functions.ALL)
+        body = self.body({**namespace, **modules}, assignment)
         own = {
             n: self.sizes[n] for n in self.sizes if not any(n in leaf.layout for leaf in self.args)
         }
@@ -162,7 +181,9 @@ class Program:
 
         def function(*arrays):
             model = Model(self.sizes, xp)
-            body = self.body(model.namespace(), NOWHERE)
+            elements = {n: model.for_each(f) for n, f in element_functions.ALL.items()}
+            namespace = {**model.namespace(), "elements": SimpleNamespace(**elements)}
+            body = self.body(namespace, NOWHERE)
             named = [_enter(model, array, leaf) for array, leaf in zip(arrays, self.args)]
             results = _in_order(self.result_tree, body(*_fill(self.arg_tree, named)))
             return [_leave(model, model.named(r), leaf) for r, leaf in zip(results, self.results)]
@@ -376,7 +397,7 @@ class Writer:
 
     def statement(self):
         table = OPERATIONS if self.depth < 2 else FLAT_OPERATIONS
-        operation = self.choose(table)
+        operation = self.choose(table + ELEMENT_OPERATIONS * self.shared.elements)
         if operation(self) is None:
             unary(self)
 
@@ -851,7 +872,7 @@ def inner_grad(w):
     return w.let(f"0.3 * jax.grad({body})({v.text})", v.shape, everything)
 
 
-def inner_jvp(w):
+def inner_jvp(w, call="sum(jax.jvp({}, ({},), ({},)))"):
     v = w.float_var(lambda v: math.prod(v.shape) <= 16)
     u = v and w.float_var(lambda u: u.shape == v.shape)
     if u is None or w.shared.in_grad:
@@ -861,7 +882,7 @@ def inner_jvp(w):
     rules, w.shared.backward_rules = w.shared.backward_rules, False
     body = w.define([param], lambda inner: inner.inner_value(v.shape))
     w.shared.backward_rules = rules
-    return w.let(f"sum(jax.jvp({body}, ({v.text},), ({u.text},)))", v.shape, everything)
+    return w.let(call.format(body, v.text, u.text), v.shape, everything)
 
 
 def custom_rule(w):
@@ -879,6 +900,44 @@ def custom_rule(w):
     return w.let(f"0.3 * {rule}({name!r})({v.text})", v.shape, names)
 
 
+def element_function(w):
+    """A function of JAX that has no names: linear algebra, solvers, random numbers, narrow floats, branches."""
+    mapped = not w.shared.vmapped.isdisjoint(w.axes)
+    only_values = w.shared.while_loops and w.shared.backward_rules
+    kinds = [element_functions.SMOOTH] * 3 + [element_functions.OF_INTEGERS]
+    if not mapped:
+        kinds += [element_functions.OTHER_KEYS, element_functions.BRANCHING]
+        kinds += [element_functions.ONLY_VALUES] * only_values
+    kind = w.choose(kinds)
+    name = w.choose(sorted(kind))
+    v = w.float_var()
+    if kind in (element_functions.OF_INTEGERS, element_functions.OTHER_KEYS):
+        other = w.int_var(lambda n: n.shape == ()) or axis_index(w)
+        text = other.text
+    else:
+        other = w.float_var()
+        text = w.fitted(other, (3,))
+    text = f"elements.{name}({w.fitted(v, (3,))}, {text})"
+    return w.let(text, (3,), v.names | other.names)
+
+
+def structured(w):
+    """A loop, a branch, a transformation, or a gradient, whose body calls such functions."""
+    return w.choose(STRUCTURED)(w)
+
+
+def linearized(w):
+    return inner_jvp(w, "jax.linearize({}, {})[1]({})")
+
+
+def rule_of_weights(w):
+    """A rule with a sum of cotangents and a term of each element's own."""
+    v = w.float_var()
+    if not w.shared.backward_rules:
+        return None
+    return w.let(f"0.3 * sine_and_mean({w.name()!r})({v.text})", v.shape, v.names)
+
+
 FLAT_OPERATIONS = [
     unary, binary, sum_over_names, axis_index, with_integer, integer, select, reduce_positions, rearrange, widen,
     matmul, index, integer_sum_over_names, named_reduction, softmax, ppermute, pshuffle, all_gather, psum_scatter,
@@ -886,6 +945,7 @@ FLAT_OPERATIONS = [
 ]  # fmt: skip
 STRUCTURED = [scan, cond, while_loop, fori_loop, wrapped, inner_xmap, inner_grad, inner_jvp]
 OPERATIONS = [*FLAT_OPERATIONS, *STRUCTURED, *STRUCTURED]
+ELEMENT_OPERATIONS = [element_function] * 20 + [linearized, rule_of_weights]
 
 
 # ----------------------------------------------------------------------------- programs
@@ -896,6 +956,7 @@ class Shared:
     sizes: dict[str, int]
     while_loops: bool
     backward_rules: bool
+    elements: bool
     used: set[str] = dataclasses.field(default_factory=set)
     inner: set[str] = dataclasses.field(default_factory=set)
     vmapped: set[str] = dataclasses.field(
@@ -909,14 +970,15 @@ AXES = ("a", "b", "c")
 
 
 @st.composite
-def programs(draw, while_loops=True, backward_rules=True, operations=()):
+def programs(draw, while_loops=True, backward_rules=True, elements=False, operations=()):
     """A program; with while loops (not for reverse mode) and custom_vjp rules (not for forward mode) if allowed.
 
     Args:
+      elements: whether it calls :mod:`element_functions`.
       operations: what every program has.
     """
     sizes = {n: draw(st.sampled_from([4, 2, 8, 3, 6])) for n in AXES[: draw(st.integers(1, 3))]}
-    shared = Shared(dict(sizes), while_loops, backward_rules)
+    shared = Shared(dict(sizes), while_loops, backward_rules, elements)
     w = Writer(draw, shared, [], list(sizes))
     args = [_argument(w, k, sizes) for k in range(w.number(2, 4))]
     arg_tree, in_axes, unpack = _group(w, args, "arg")
