@@ -449,10 +449,10 @@ def pdot(x, y, axis_name, pos_contract=((), ()), **options):
     axes = _tuple(axes_of(axis_name))
     local = [*filter(_is_vmapped, axes)]
     across = [name for name in axes if name not in local]
-    operands = []
-    dimensions = []
-    for operand, contracted in zip((x, y), pos_contract):
-        # The last dimension is for the elements on this device: no data moves.
-        operands.append(_gather(jnp.expand_dims(operand, -1), local, axis=-1, tiled=True))
-        dimensions.append((*contracted, -1))
-    return lax.psum(jnp.tensordot(*operands, axes=dimensions, **options), across)
+
+    def elements(operand):
+        """With a last dimension for those on this device: no data moves."""
+        return _gather(jnp.expand_dims(operand, -1), local, axis=-1, tiled=True)
+
+    dimensions = [(*contracted, -1) for contracted in pos_contract]
+    return lax.psum(jnp.tensordot(elements(x), elements(y), dimensions, **options), across)
