@@ -518,8 +518,9 @@ def test_placing_a_value_in_a_body_changes_no_result(name, spec, placement):
 
 
 def test_resharding_a_value_in_a_body_changes_no_result():
-    with jax.set_mesh(jax_mesh("explicit")):
-        assert_doubles(over_x(lambda v: jax.sharding.reshard(v * 2, P("y"))))
+    m = jax_mesh("explicit")
+    with jax.set_mesh(m):
+        assert_doubles(over_x(lambda v: jax.sharding.reshard(v * 2, NamedSharding(m, P("y")))))
 
 
 def test_errors_of_explicit_types_tell_which_axis_wants_resources():

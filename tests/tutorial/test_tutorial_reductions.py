@@ -56,7 +56,7 @@ def test_names_and_positions_mix_in_every_order(assignment, axis, operands):
     assert_close(result, summed(*operands, keep))
 
 
-@pytest.mark.parametrize("steps", itertools.permutations((0, "x", "y")), ids=str)
+@pytest.mark.parametrize("steps", [*itertools.permutations((0, "x", "y"))], ids=str)
 @under(SOME)
 def test_reducing_in_steps(assignment, steps, operands):
     sizes = {"x": 8, "y": 12}
