@@ -322,7 +322,7 @@ REFUSED = {
         ["i", "k"],
         {"i": "x"},
         None,
-        r"local has shape \(4,\), but \['i', 'k'\] names exactly 2 dimensions",
+        r"local has shape \(4,\), but \['i', 'k'\] asserts rank 2",
     ),
     "not a prefix": (
         (X, X),

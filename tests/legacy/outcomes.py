@@ -34,7 +34,7 @@ def bases(error):
 def message(error):
     """The message without places in files, addresses and JAX's advice on long tracebacks."""
     text = str(error).split("\n--------------------")[0]
-    text = re.sub(r"[^\s`(]*\.py:\d+(:\d+)?", "FILE:LINE", text)
+    text = re.sub(r"[^\s`(]*\.(py|txt):\d+(:\d+)?", "FILE:LINE", text)
     return re.sub(r"0x[0-9a-f]+", "0x", text).strip()
 
 

@@ -166,25 +166,6 @@ class Program:
 
 PROGRAMS: dict[str, Program] = {}
 
-
-def program(in_axes, out_axes, *args, **options):
-    """Put the decorated function into the table, under its name."""
-
-    def register(fun):
-        name = fun.__name__
-        assert name not in PROGRAMS, name
-        PROGRAMS[name] = Program(name, fun, in_axes, out_axes, args, **options)
-        return fun
-
-    return register
-
-
-def add(name, fun, in_axes, out_axes, *args, **options):
-    """The same for functions that have a name elsewhere, or none."""
-    assert name not in PROGRAMS, name
-    PROGRAMS[name] = Program(name, fun, in_axes, out_axes, args, **options)
-
-
 # -------------------------------------------------------------------------------- notes
 
 NOTES: list[Any] = []

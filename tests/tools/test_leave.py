@@ -1,6 +1,6 @@
 """``python -m xmap_compat leave``: what it records, verifies, refuses and writes.
 
-The oracles are NumPy, with which the programs of tests/leaving compare themselves in both runs; git, which applies
+The oracles are NumPy, with which the programs of tests/old_programs compare themselves in both runs; git, which applies
 patches; and edits that are wrong on purpose, which the second run must find.
 """
 
@@ -20,6 +20,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import old_programs
 import pytest
 
 from xmap_compat import xmap
@@ -31,7 +32,6 @@ from xmap_compat.tools.leave.xmap_calls import FirstRun, XmapCall
 from xmap_compat.tools.source.layout import Edit, applied, text_as_python
 
 ROOT = pathlib.Path(__file__).parents[2]
-PROGRAMS = ROOT / "tests" / "leaving"
 
 
 def leave(*arguments, cwd):
@@ -104,36 +104,20 @@ def test_a_program_with_tabs_and_crlf_is_written_and_runs_without_xmap(tmp_path)
     assert (tmp_path / "prog.py").read_bytes() == written
 
 
-# Xmap calls of each program, all of which are patched.
-COUNTS = {
-    "fft.py": 2,
-    "generate.py": 2,
-    "gptj": 3,
-    "halo.py": 1,
-    "kmeans.py": 2,
-    "layer_norm.py": 1,
-    "meshes.py": 1,
-    "microbatches.py": 3,
-    "nested.py": 2,
-    "particles.py": 1,
-    "ring_attention.py": 1,
-    "softmax.ipynb": 1,
-    "zero.py": 1,
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.name for path in PROGRAMS.iterdir()))
-def test_programs_in_the_style_of_real_ones_leave(name, tmp_path):
+@pytest.mark.parametrize("old", old_programs.LEFT, ids=lambda old: old.path.name)
+def test_programs_in_the_style_of_real_ones_leave(old, tmp_path):
+    name = old.path.name
     if name == "gptj":
         pytest.importorskip("haiku")
         pytest.importorskip("optax")
-        shutil.copytree(PROGRAMS / name, tmp_path, dirs_exist_ok=True)
+        shutil.copytree(old.path, tmp_path, dirs_exist_ok=True)
+        name = "train.py"
     else:
-        shutil.copy(PROGRAMS / name, tmp_path)
-    done = leave("train.py" if name == "gptj" else name, cwd=tmp_path)
+        shutil.copy(old.path, tmp_path)
+    done = leave(name, cwd=tmp_path)
     said = done.stdout + done.stderr
-    assert f"{COUNTS[name]} of {COUNTS[name]} xmap calls patched" in said, said
+    assert f"{old.patched} of {old.patched} xmap calls patched" in said, said
     assert done.returncode == 0 and "new file named_axes.py" in done.stdout
 
 
