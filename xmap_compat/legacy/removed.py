@@ -43,11 +43,11 @@ class Removed:
     @property
     def remedy(self) -> str:
         """What to write today, and ``install()`` where that helps."""
-        if self.now == INSTALL:
-            return INSTALL
         if self.kind in (REFUSED, ABSENT):
             return f"write {self.now}"
-        return f"write {self.now}, or {INSTALL}"
+        if self.kind in (ALIAS, MODULE, ADAPTER) and self.now != INSTALL:
+            return f"write {self.now}, or {INSTALL}"
+        return self.now
 
     @property
     def is_same(self) -> bool:

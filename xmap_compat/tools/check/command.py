@@ -64,8 +64,8 @@ def _summary(checked: findings.Checked) -> str:
     failing = sum(finding.fails for finding in alive)
     restored = len(alive) - failing
     text = (
-        f"{len(checked.programs)} files (jax {checked.jax}): {restored} uses of removed names that "
-        f"install() restores, {failing} places to change by hand"
+        f"Files: {len(checked.programs)} (jax {checked.jax}). Uses of removed names: {restored} "
+        f"that install() restores, {failing} to change by hand"
     )
     if restored:
         text += f";\n{HOW}"

@@ -36,9 +36,7 @@ class Finding:
         if self.cell:
             place = f"{self.path}:cell {self.cell}:{self.line}:{self.column}"
         remedy = self.gone.remedy
-        if self.gone.kind in (table.ERROR, table.UNKNOWN):
-            remedy = self.gone.now
-        elif self.guarded:
+        if self.guarded:
             remedy = "guarded by a try or a test"
         return f"{place}: {self.gone.name}: {remedy}"
 
@@ -120,7 +118,7 @@ class _UsesOfProgram:
             place = self._program.path, *self._program.where(line), column
             yield Finding(*place, gone, node, not guarded and (is_used or not helps), guarded)
         for line, column, message in self._program.errors:
-            gone = Removed("cannot be read", "", table.ERROR, message)
+            gone = Removed("cannot be read", "", table.UNKNOWN, message)
             yield Finding(self._program.path, *self._program.where(line), column, gone)
 
     def _place(self, node: Any) -> tuple[int, int]:

@@ -6,8 +6,7 @@ from xmap_compat.legacy import removed
 from xmap_compat.legacy.removed import INSTALL, Removed
 
 MAPS = "jax.experimental.maps"
-ERROR = "error"  # the kind of a file that cannot be read
-UNKNOWN = "unknown"  # the kind of a name that no table has
+UNKNOWN = "unknown"  # the kind of a name that no table has, and of a file that cannot be read
 NOT_FOLLOWED = "jax.?"  # stands for names that code makes at run time; so does `jax.numpy.?`
 # What install() gives, be it to raise at use.
 RESTORED = (removed.ALIAS, removed.MODULE, removed.ADAPTER, removed.REFUSED)
