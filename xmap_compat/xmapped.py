@@ -87,8 +87,6 @@ class SharedCall:
         arguments = bind_arguments(declared, args)
         placed = calls.place_bound_call(declared, arguments)
         self.uses_mesh |= placed.uses_mesh or placed.first_device_of is not None
-        if placed.uses_mesh:
-            _jax.note_checks()
         for watcher in watch.watchers():
             watcher.traced(declared, placed, args)
         self.compared.traced(declared, placed, args)
@@ -292,9 +290,6 @@ def _recover_call(
     """Raise a better error, or return arguments that are moved to the mesh; None if the error
     stands.
     """
-    from xmap_compat.core.notes import add_note_on_captured
-
-    add_note_on_captured(error, declared, args)
     if isinstance(error, TypeError) and kwargs:
         raise keyword_arguments(kwargs) from None
     if isinstance(error, TypeError):

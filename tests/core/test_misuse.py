@@ -294,7 +294,7 @@ def test_a_function_of_ours_is_noted_and_refuses_an_unbound_name(name):
     of_jax = getattr(jnp, name, None) or getattr(jnp.linalg, name)
     more = MORE_ARGUMENTS.get(name, [])
     (note,) = notes_of(raised_by(lambda: over_i(lambda v: of_jax(v, *more, axis=7))))
-    assert re.search(rf"(xmap_compat\.numpy|jnp)\.{name}\(", note)
+    assert "other functions are in xmap_compat.numpy" in note
 
     def ours(v):
         return getattr(xnp, name)(v, *more, axis="k")
@@ -315,8 +315,8 @@ def test_a_source_that_cannot_be_read_does_not_hide_the_note():
     shapes = [
         f"`{v}` has the positional shape (3,) here; its named axes are {{i: 8}}." for v in "vw"
     ]
-    size = "The size of a named axis is lax.axis_size('i')"
-    assert notes_of(raised_by(lambda: over_i(made["fun"]))) == [" ".join([*shapes, size])]
+    (note,) = notes_of(raised_by(lambda: over_i(made["fun"])))
+    assert note.startswith(" ".join(shapes))
 
 
 @pytest.mark.parametrize("resources", [{"bacth": "x"}, {"zz": ()}], ids=str)

@@ -204,9 +204,8 @@ CASES = {
 def candidate_of(found, resources):
     """The candidate that stands for an assignment."""
     for c in found:
-        for own in (c.axis_resources, *c.alike):
-            if {n: r for n, r in own.items() if r != ()} == resources:
-                return c
+        if {n: r for n, r in c.axis_resources.items() if r != ()} == resources:
+            return c
     raise LookupError(resources)
 
 

@@ -196,8 +196,8 @@ class SerialLoop:
 loops_in_scope = jax.make_user_context(default_value=())
 
 
-@_jax.contextmanager
-def serial_loop(name: Hashable, length: int) -> Iterator[None]:
+@_jax.api_boundary
+def serial_loop(name: Hashable, length: int) -> contextlib.AbstractContextManager[None]:
     """``with serial_loop('l', 4):`` makes ``'l'`` a loop resource that several axes may share.
 
     >>> import numpy as np
@@ -216,7 +216,12 @@ def serial_loop(name: Hashable, length: int) -> Iterator[None]:
     ambient = _jax.ambient_mesh()
     if name in loops or (ambient is not None and name in ambient.shape):
         raise errors.loop_name_taken(name)
-    with loops_in_scope((*loops.items(), (name, _checked_length(length)))):
+    return _loop_in_scope(name, _checked_length(length))
+
+
+@contextlib.contextmanager
+def _loop_in_scope(name: Hashable, length: int) -> Iterator[None]:
+    with loops_in_scope((*loops_in_scope.value, (name, length))):
         yield
 
 

@@ -56,18 +56,6 @@ class Placement:
         """
         return self.device_size // math.prod(self.loop_sizes)
 
-    @property
-    def executed_by(self) -> tuple[str, ...]:
-        """``'shard_map'``, ``'loop'`` and ``'vmap'``, those that apply, outermost first."""
-        words = []
-        if self.mesh_axes:
-            words.append("shard_map")
-        if self.loops:
-            words.append("loop")
-        if self.local_size != 1 or not words:
-            words.append("vmap")
-        return tuple(words)
-
     def without_loops(self) -> Placement:
         return dataclasses.replace(self, loops=(), loop_sizes=())
 
