@@ -35,9 +35,8 @@ def ask(names: Iterable[str]) -> tuple[str, set[str]]:
 def _answer(names: Iterable[str]) -> tuple[str, set[str]]:
     """What that process does."""
     warnings.simplefilter("ignore")
-    jax = importlib.import_module("jax")
     at = importlib.import_module("xmap_compat.legacy.old_names").at
-    return jax.__version__, {name for name in names if not _has(at, name)}
+    return at("jax.__version__"), {name for name in names if not _has(at, name)}
 
 
 def _has(at: Callable[[str], Any], name: str) -> bool:
