@@ -441,11 +441,14 @@ class Reach:
 
 def statement_at(source: str, place: tuple[int, int, int, int]) -> ast.stmt:
     """The innermost statement around a place."""
-    around = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.stmt) and node.lineno <= place[0] and place[2] <= node.end_lineno
-    ]
+    around = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.stmt):
+            continue
+        decorators = getattr(node, "decorator_list", [])
+        first = min(part.lineno for part in [node, *decorators])
+        if first <= place[0] and place[2] <= node.end_lineno:
+            around.append(node)
     return min(around, key=lambda node: node.end_lineno - node.lineno)
 
 

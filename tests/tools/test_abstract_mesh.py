@@ -187,7 +187,7 @@ def test_bad_input(make, error, message):
 def test_what_places_arrays_needs_devices():
     abstract = r"check_assignments is to run on the mesh \(x: 64, y: 64\), which is abstract"
     with use_abstract_mesh(BIG):
-        with pytest.raises(TypeError, match="The mesh of global_array should be a Mesh"):
+        with pytest.raises(TypeError, match="The mesh in scope of global_array should be a Mesh"):
             global_array(np.ones(8), ["i"], {"i": "x"})
         with pytest.raises(ValueError, match=abstract):
             check_assignments(xmap(lambda v: v, ["i"], ["i"]), np.ones(64))
