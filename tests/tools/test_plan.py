@@ -277,7 +277,7 @@ TURNS = {
 }
 
 
-@pytest.mark.parametrize("case", TURNS, ids=str)
+@pytest.mark.parametrize("case", TURNS, ids=lambda case: f"{case[0].__name__}-{case[1]}")
 def test_turns_and_branches_are_counted(case, mesh42):
     body, loops = case
     resources = {"i": "x"}
