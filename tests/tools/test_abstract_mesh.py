@@ -106,13 +106,6 @@ def test_the_mesh_entered_last_counts(mesh42):
         np.testing.assert_array_equal(over_x()(np.ones(8, np.float32)), 8)
 
 
-def test_an_abstract_mesh_does_not_change_a_call_without_resources():
-    f = xmap(lambda v: v - lax.pmean(v, "i"), ["i"], ["i"])
-    v = np.arange(6.0, dtype=np.float32)
-    with use_abstract_mesh(AbstractMesh((4, 2), ("x", "y"), AUTO)):
-        np.testing.assert_array_equal(f(v), v - v.mean())
-
-
 # ------------------------------------------------------------------------------ what it cannot do
 
 CALLS = {
