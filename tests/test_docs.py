@@ -168,15 +168,11 @@ def show_code_to_readers_of_sources(document):
     """Have ``linecache`` take the code of a document, in its places, for the lines of that file."""
     path = ROOT / document
     lines = [""] * len(path.read_text().splitlines())
-    for block in (
-        b
-        for s in SECTIONS
-        if s.document == document
-        for b in s.blocks
-        if b.language.startswith("python")
-    ):
-        for number, line in enumerate(block.text.splitlines(), start=block.line - 1):
-            lines[number] = line
+    for section in SECTIONS:
+        if section.document == document:
+            for block in section.blocks:
+                own = block.text.splitlines()
+                lines[block.line - 1 : block.line - 1 + len(own)] = own
     linecache.cache[str(path)] = (len(lines), None, [f"{line}\n" for line in lines], str(path))
 
 
@@ -316,32 +312,26 @@ def test_the_code_of_a_section_runs_and_shows_what_it_says(section):
     assert run_section(section, dict(given)).keys() >= given.keys()
 
 
-def run_readme():
-    """Every block of README, on the devices of this process: it runs, or ends in our sentence about eight devices."""
-    names = {"__name__": "__main__"}
-    for section in (section for section in WITH_CODE if section.document == "README.md"):
-        for block, shown in section.pairs():
-            if shown is not None and jax.device_count() < 4:
-                shown = "..."  # a plan of four devices
+ON_ONE_DEVICE = """
+import test_docs
+names = {"__name__": "__main__"}
+for section in test_docs.WITH_CODE:
+    for block, shown in section.pairs():
+        if section.document == "README.md":
             try:
-                run_block(section, block, shown, names)
-            except Exception as error:
-                assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in str(error), (
-                    block,
-                    error,
-                )
-                assert type(error) is ValueError and "\n" not in str(error), (block, error)
+                test_docs.run_block(section, block, shown and "...", names)
+            except ValueError as error:
+                assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in str(error)
+"""
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_readme_on_few_devices(devices):
-    flags = re.sub(r"(device_count=)\d+", rf"\g<1>{devices}", os.environ["XLA_FLAGS"])
-    program = "import jax, test_docs; test_docs.run_readme(); print(jax.device_count())"
+def test_readme_on_one_device():
+    """Every block runs, or ends in our sentence about eight devices."""
+    flags = re.sub(r"(device_count=)\d+", r"\g<1>1", os.environ["XLA_FLAGS"])
     env = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout == f"{devices}\n", done.stderr
+    command = [sys.executable, "-c", ON_ONE_DEVICE]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 # --------------------------------------------------------------------------- what is promised
@@ -370,11 +360,6 @@ def test_a_heading_that_is_an_error_message_is_in_the_error_that_is_shown(sectio
 def test_the_table_of_messages_is_that_of_the_functions_that_make_them():
     """``python docs/messages.py`` writes it."""
     assert (ROOT / ERRORS_PAGE).read_text() == importlib.import_module("messages").page()
-    known = (ROOT / ERRORS_PAGE).read_text()
-    assert (
-        "`Axes … and … are both mapped to the resource …" in known
-        and "`… did not arrive within" in known
-    )
 
 
 def anchors(document):
@@ -421,31 +406,31 @@ def test_the_readme_of_a_package_index_has_no_link_that_leads_nowhere(home, monk
     )
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
 @pytest.mark.parametrize("name", ["one_function", "one_function_narrow"])
 def test_the_first_figure_shows_what_its_function_does(name):
     """Its numbers are those of the call, under the two assignments that it names."""
     figure = ElementTree.parse(ROOT / "docs" / "plans" / f"{name}.svg")
-    texts = list(figure.iter("{http://www.w3.org/2000/svg}text"))
-    numbers = {
-        kind: np.float32(
-            [t.text.replace("−", "-") for t in texts if t.get("class") == f"on {kind}"]
-        ).reshape(-1, 8)
-        for kind in ("in", "out")
-    }
+    texts = [(t.get("class", ""), t.text) for t in figure.iter(f"{SVG}text")]
+
+    def numbers(kind):
+        found = [text.replace("−", "-") for of, text in texts if of == f"on {kind}"]
+        return np.float32(found).reshape(-1, 8)
+
     names = {"lax": jax.lax}
-    exec("\n".join(t.text for t in texts if "source" in t.get("class", "")), names)
-    assignments = [
-        eval(t.text.removeprefix("axis_resources="))
-        for t in texts
-        if t.text.startswith("axis_resources=")
-    ]
-    batch = numbers["in"][0]
-    assert (numbers["in"] == batch).all() and len(assignments) == 2
-    for resources in assignments:
+    exec("\n".join(text for of, text in texts if "source" in of), names)
+    batch = numbers("in")[0]
+    assert (numbers("in") == batch).all()
+    assert (numbers("out") == batch - batch.mean()).all()
+    titles = [text for _, text in texts if text.startswith("axis_resources=")]
+    assert len(titles) == 2
+    for title in titles:
+        resources = eval(title.removeprefix("axis_resources="))
         centred = xmap_compat.xmap(names["centred"], ["batch"], ["batch"], axis_resources=resources)
         with xmap_compat.mesh(np.array(jax.devices()[:4]), ("x",)):
-            assert (numbers["out"] == centred(batch)).all()
-    assert (numbers["out"] == batch - batch.mean()).all()
+            assert (numbers("out") == centred(batch)).all()
 
 
 def test_every_page_has_its_place_on_the_site():

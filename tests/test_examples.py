@@ -58,13 +58,6 @@ def test_the_tutorial_shows_what_its_notebook_stores():
     assert not any(differences(str(EXAMPLES / "named_axes.ipynb"), rtol=1e-3))
 
 
-@pytest.mark.slow
-def test_digits_fails_when_it_has_not_learnt():
-    done = run_digits("--steps", "1")
-    assert done.returncode == 1
-    assert "FAILED" in done.stdout
-
-
 @pytest.fixture
 def load_example(monkeypatch):
     """Loads an example as a module; what it writes into the environment is undone."""
@@ -142,8 +135,6 @@ def test_megatron_block_has_the_losses_of_plain_jax():
     assert len(runs) == 3
     for losses in runs:
         assert losses == pytest.approx(plain, abs=1e-3)
-    parts = re.findall(r"hidden_in: parts of \((.*)\)  ", done.stdout)
-    assert parts == ["4, 32, 32", "4, 32, 32", "1, 32, 32"]
 
 
 def test_megatron_gradients_are_those_of_whole_arrays(load_example):
@@ -220,12 +211,3 @@ def test_porting_goes_in_steps_that_agree(load_example):
     expected = attention_by_numpy(porting.init_params(), *porting.load_data())
     assert [float(loss) for loss in losses] == pytest.approx([expected] * len(losses), abs=1e-5)
     assert max(map(float, differences)) <= 1e-5
-
-
-def test_porting_fails_where_a_step_goes_wrong(load_example):
-    porting = load_example("porting")
-    params, (x, target) = porting.init_params(), porting.load_data()
-    expected = jax.value_and_grad(porting.positional_loss)(params, x, target)
-    wrong = lambda params, x, target: porting.positional_loss(params, x, target) * 1.001
-    with pytest.raises(AssertionError, match="a wrong step"):
-        porting.compare("a wrong step", wrong, (params, x, target), expected)

@@ -40,12 +40,6 @@ def test_a_part_is_a_number_or_a_commit(text, expected):
     assert part(text) == expected
 
 
-@pytest.mark.parametrize("text", ["3", "x/8", "3/", "/8", ""])
-def test_other_parts_are_refused(text):
-    with pytest.raises(ValueError):
-        part(text)
-
-
 def test_parts_are_of_about_one_size():
     counts = collections.Counter(
         part_of(f"tests/test_some.py::test_this[{k}]", 8) for k in range(4000)

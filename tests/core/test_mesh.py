@@ -115,7 +115,6 @@ shard_map: jax.shard_map(double, mesh=m, in_specs=P("x"), out_specs=P("x"))(X)
 set_mesh: under_set_mesh(m)
 make_array_from_callback: jax.make_array_from_callback(X.shape, NamedSharding(m, P("x")), X.__getitem__)
 of a process: jax.make_array_from_process_local_data(NamedSharding(m, P("y")), X)
-global_array: global_array(X, ["i", ...], {"i": "x"}, mesh=m)
 arrays on both meshes: jax.device_put(X, NamedSharding(m, P("x"))) + on_their_mesh()
 its parts: (m.devices, m.device_ids, m.local_mesh.devices, m.abstract_mesh.axis_sizes, m.axis_sizes)
 """,
@@ -259,7 +258,8 @@ def test_the_empty_mesh_is_no_mesh_in_scope(empty):
         with empty():
             assert_no_mesh()
         np.testing.assert_allclose(centre()(X), CENTRED)
-    np.testing.assert_array_equal(global_array(X, ["i", ...], mesh=empty()), X)
+    with empty():
+        np.testing.assert_array_equal(global_array(X, ["i", ...]), X)
 
 
 @pytest.fixture
@@ -646,11 +646,6 @@ def test_committed_arrays_of_a_nested_xmap_keys_and_donated_ones_are_moved():
         )
 
 
-NOTE = (
-    "xmap moves an array that is committed to one device to the mesh only in a direct call. Otherwise move it: "
-    "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
-)
-# How a call may be refused; the last two are xmap's own calls, which see the arrays.
 REFUSED = expressions(
     """
 grad: jax.grad(lambda v: weighted()({"v": v}, X).sum())(ONE_DEVICE(3))
@@ -666,14 +661,9 @@ another mesh and one device: weighted()({"v": ON_ANOTHER_MESH()}, ONE_DEVICE(3))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_where_committed_arrays_are_refused_a_direct_call_says_what_to_do(name):
-    with (
-        pytest.raises(ValueError, match="Received incompatible devices") as caught,
-        mesh(SQUARE, ("x", "y")),
-    ):
+def test_where_committed_arrays_are_refused_as_by_jit(name):
+    with pytest.raises(ValueError, match="Received incompatible devices"), SQUARE_MESH():
         REFUSED[name]()
-    notes = [note for note in getattr(caught.value, "__notes__", ()) if "committed" in note]
-    assert notes == ([NOTE] if name.startswith("another mesh") else [])
 
 
 def test_what_was_moved_first_has_its_gradient():

@@ -337,35 +337,6 @@ def test_keys_of_each_element(mesh42, resources, impl):
     np.testing.assert_array_equal(actual, np.stack([draw(key, k) for k in range(N)]))
 
 
-# --------------------------------------------------------------------------- references
-
-
-def doubled_and_summed(v):
-    """Written with a reference, which a loop and a collective write to."""
-    total = jax.new_ref(jnp.zeros(3))
-
-    def step(k, _):
-        total[k] = total[k] + v[k] * lax.pmean(v, "a")[k]
-
-    lax.fori_loop(0, 3, step, None)
-    return sine(total[...])
-
-
-@over_placements
-def test_references_made_inside(mesh42, resources):
-    x = numbers(N, 3)
-
-    def positional(x):
-        return x * x.mean(0)
-
-    with mesh42:
-        f = xmap(doubled_and_summed, ["a", ...], ["a", ...], axis_resources=resources)
-        assert_close(f(x), np.sin(positional(x)))
-        # Its rule of differentiation, which is not the truth, is kept.
-        expected = jax.vjp(positional, x)[1](7 * jnp.cos(positional(x)))[0]
-        assert_close(jax.grad(lambda x: f(x).sum())(x), expected, 1e-3)
-
-
 # ------------------------------------------------------------------------------- caches
 
 

@@ -119,6 +119,25 @@ class Model:
             )
         return Named(self, self.xp.asarray(function(*data)), names)
 
+    def for_each(self, function):
+        """A function that JAX applies to one element after another, so that no batching rule is asked."""
+
+        def loop(*columns):
+            return jax.lax.map(lambda row: function(*row), columns)
+
+        def mapped(*values):
+            values = [self.named(v) for v in values]
+            names = self.ordered(n for v in values for n in v.names)
+            sizes = [self.sizes[n] for n in names]
+            columns = []
+            for value in values:
+                data = jnp.asarray(self.expanded(value, names))
+                columns.append(data.reshape(math.prod(sizes), *value.shape))
+            results = jax.jit(loop)(*columns)
+            return Named(self, self.xp.asarray(results).reshape(*sizes, *results.shape[1:]), names)
+
+        return mapped
+
     def _over(self, function, in_axes, size):
         if self.xp is jnp:
             return jax.vmap(function, in_axes)
@@ -171,7 +190,7 @@ class Model:
         def pick(names):
             return SimpleNamespace(**{n: getattr(self, n) for n in names.split()})
 
-        transformations = pick("vmap grad jvp jit checkpoint custom_vjp custom_jvp")
+        transformations = pick("vmap grad jvp linearize jit checkpoint custom_vjp custom_jvp")
         return {
             "jax": SimpleNamespace(nn=pick("logsumexp softmax"), **vars(transformations)),
             "jnp": Functions(self),
@@ -180,7 +199,6 @@ class Model:
                 " scan cond switch while_loop fori_loop"
             ),
             "xmap": self.xmap,
-            "xeinsum": self.xeinsum,
             "pargmax": self.pargmax,
             "pargmin": self.pargmin,
         }
@@ -268,14 +286,6 @@ class Model:
         ruled = jax.custom_vjp(total)
         ruled.defvjp(lambda data: (total(data), None), lambda _, ct: (ct,))
         return Named(self, ruled(self.expanded(x, held)), held)
-
-    def xeinsum(self, spec, *operands):
-        """Letters are contracted at each index; then names that the operands mention and the result does not."""
-        inputs, ((letters, kept),) = map(_terms, spec.split("->"))
-        positional = ",".join(term for term, _ in inputs) + "->" + letters
-        product = self.pointwise(lambda *xs: self.xp.einsum(positional, *xs), *operands)
-        contracted = tuple(dict.fromkeys(n for _, names in inputs for n in names if n not in kept))
-        return self.psum(product, contracted) if contracted else product
 
     # ----------------------------------------------------- functions of names and positions
 
@@ -414,6 +424,9 @@ class Model:
             traced = any(isinstance(d, jax.core.Tracer) for d in data)
             pair = push(*data) if traced else jax.jit(push)(*data)
         return tuple(Named(self, self.xp.asarray(d), *layout) for d in pair)
+
+    def linearize(self, function, x):
+        return function(x), lambda t: self.jvp(function, (x,), (t,))[1]
 
     def custom_vjp(self, function):
         return CustomRule(self, function)
@@ -577,9 +590,3 @@ def _is_named(x):
 
 def _tuple(axes):
     return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
-
-
-def _terms(side):
-    """``'nk{a,b},km{b}'`` as ``[('nk', ['a', 'b']), ('km', ['b'])]``."""
-    terms = [term.lstrip(",").split("{") for term in side.split("}")[:-1]]
-    return [(letters, [n for n in names.split(",") if n]) for letters, names in terms]

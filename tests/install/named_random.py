@@ -42,7 +42,6 @@ def of_type(name, dtype):
 
 SAMPLERS |= {
     "initializer normal": made_by("normal"),
-    "initializer normal of complex": of_type("normal", jnp.complex64),
     "initializer uniform": made_by("uniform", 0.5),
     "initializer truncated": made_by("truncated_normal"),
     "initializer glorot": made_by("glorot_uniform"),
@@ -54,8 +53,6 @@ SAMPLERS |= {
     "initializer of fan out": scaled("fan_out", "truncated_normal", in_axis="i", out_axis=-1),
     "initializer of both": scaled("fan_avg", "uniform", in_axis=("i", 0), out_axis=1),
     "initializer of a batch": scaled("fan_in", "normal", batch_axis="i"),
-    "initializer of complex": scaled("fan_in", "uniform", dtype=jnp.complex64),
-    "initializer of complex, truncated": scaled("fan_avg", "truncated_normal", dtype=jnp.complex64),
 }
 NAMES = {"i": ("i",), "ij": ("i", "j"), "ji": ("j", "i")}
 

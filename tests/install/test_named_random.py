@@ -182,6 +182,10 @@ MISTAKES = {
         r"in_axis of the initializer is \(-2,\), but the shape is NamedShape\(4, units=2\). Pass a position or a name "
         r"that it has, such as in_axis='units'$",
     ),
+    "an initializer of complex numbers": (
+        lambda: initializers.INITIALIZERS["normal"]()(jax.random.key(0), NamedShape(i=3), complex),
+        "named shape give real numbers, but got a complex dtype for NamedShape",
+    ),
     "an initializer with one dimension": (
         lambda: initializers.INITIALIZERS["he_normal"]()(jax.random.key(0), NamedShape(i=4)),
         r"needs two dimensions or more, but the shape is NamedShape\(i=4\). Give it a dimension of 1\n"
@@ -194,7 +198,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("call", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_mistakes_are_refused(call, message):
-    with pytest.raises((ValueError, TypeError, NameError, LookupError), match=message):
+    with pytest.raises(
+        (ValueError, TypeError, NameError, LookupError, NotImplementedError), match=message
+    ):
         call()
 
 

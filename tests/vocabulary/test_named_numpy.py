@@ -12,7 +12,6 @@ import pytest
 
 from xmap_compat import numpy as xnp
 from xmap_compat import xmap
-from xmap_compat.core import notes
 
 PLACEMENTS = [
     {},
@@ -248,7 +247,7 @@ def note_on(call, x, out_axes):
         xmap(call, ["i", ...], out_axes).eval_shape(x)
     except (NotImplementedError, TypeError, ValueError) as error:
         return next(
-            (note for note in error.__notes__ if "takes no axis names" in note),
+            (note for note in error.__notes__ if "does not take the name" in note),
             "an error without a note",
         )
     return None
@@ -267,12 +266,10 @@ def test_every_function_of_jax_takes_a_name_or_the_note_says_what_to_call(axis, 
         note = note_on(functools.partial(call, axis=axis), x, specs)
         if note is None:
             calls[path], out_axes[path] = call, specs
-        elif name in notes.NAMED_FUNCTIONS:
-            assert note == f"{name} takes no axis names here; xmap_compat.numpy.{name} does"
         else:
+            assert note.startswith(f"{name} does not take the name of an axis here")
             assert "xmap_compat.numpy.along(fun, 'i', x)" in note
     working = {path.split(".")[-1] for path in calls}
-    assert working <= notes.TAKE_NAMES.keys()
     assert {"sum", "max", "var", "nansum", "logsumexp", "softmax", "vector_norm"} <= working
     results = xmap(
         lambda v: {path: call(v, axis) for path, call in calls.items()}, ["i", ...], out_axes
@@ -281,16 +278,6 @@ def test_every_function_of_jax_takes_a_name_or_the_note_says_what_to_call(axis, 
     for path, result in results.items():
         close = functools.partial(np.testing.assert_allclose, rtol=1e-5, err_msg=path)
         jax.tree.map(close, result, expected[path])
-
-
-@pytest.mark.parametrize(
-    "name", sorted({*dir(jax.Array)} & notes.NAMED_FUNCTIONS - notes.TAKE_NAMES.keys())
-)
-@pytest.mark.parametrize("axis", ["i", ("i", 0), [0, "i"]], ids=str)
-def test_every_method_of_arrays_that_takes_no_names_says_what_to_call(name, axis):
-    call = lambda v: getattr(v, name)(*ARGUMENTS.get(name, ()), axis=axis)
-    note = note_on(call, np.ones((8, 3), np.float32), {})
-    assert note == f"{name} takes no axis names here; xmap_compat.numpy.{name} does"
 
 
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)

@@ -27,7 +27,6 @@ from xmap_compat._jax.batching import (
     has_custom_batching,
     has_known_rules,
     holds_custom_batching,
-    library_of,
     operation_name,
     varying_results,
 )
@@ -46,7 +45,6 @@ from xmap_compat._jax.equations import (
     While,
     inline_calls,
     read,
-    with_traced_transpose,
 )
 from xmap_compat._jax.jaxprs import (
     Literal,
@@ -56,11 +54,11 @@ from xmap_compat._jax.jaxprs import (
     is_reference,
     open_jaxpr,
     subjaxprs,
+    uses_references,
     walk,
     without_dead_code,
-    without_references,
 )
-from xmap_compat._jax.local_operations import gather, local_operation, reshaped
+from xmap_compat._jax.local_operations import gather, local_operation
 from xmap_compat._jax.mesh import (
     AnyMesh,
     ambient_mesh,
@@ -90,7 +88,6 @@ from xmap_compat._jax.patches import (
 from xmap_compat._jax.positions import (
     api_boundary,
     boundary,
-    contextmanager,
     end_at_user,
     equation_context,
     exclude_from_positions,
@@ -101,7 +98,7 @@ from xmap_compat._jax.positions import (
 )
 from xmap_compat._jax.primitives import (
     bind,
-    bind_batched,
+    call_batched,
     define_cut,
     define_device_check,
     define_dual_primitives,
@@ -112,10 +109,8 @@ from xmap_compat._jax.types import (
     draws_from_rbg,
     explicit_spec,
     float0,
-    held_by,
     instantiate_symbolic,
     is_key,
-    paths_of_explicit_arrays,
     shaped_containers,
     varying_axes,
     varying_axes_of,
@@ -130,8 +125,6 @@ def _without_origin(x):
 
 
 # What stands in where this JAX lacks something private that an optional part needs.
-note_checks = optional("checks", note_checks=lambda: None).note_checks
-axes_of_spmd_vmap = optional("spmd", axes_of_spmd_vmap=frozenset).axes_of_spmd_vmap
 process_store = optional("processes", process_store=lambda: None).process_store
 tracer_origin = optional("origins", tracer_origin=_without_origin).tracer_origin
 user_frames = optional("frames", user_frames=lambda eqn: []).user_frames

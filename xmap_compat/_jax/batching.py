@@ -69,12 +69,6 @@ def operation_name(eqn: Any) -> str:
     return eqn.primitive.name
 
 
-def library_of(primitive: Any) -> str:
-    """The package that implements a primitive."""
-    module: str = getattr(primitive.impl, "__module__", "")
-    return module.partition(".")[0]
-
-
 def batched(
     fun: Callable[..., Any], levels: Sequence[Level], results: Sequence[frozenset[int]]
 ) -> Callable[..., Any]:
@@ -255,7 +249,7 @@ def _transpose_untyped_call(cts, *operands, jaxpr):
         transposed = jax.linear_transpose(fun, *_at(linear, jaxpr.in_avals))
         return transposed(list(args[len(known) :]))
 
-    smooth_cts = [ad.instantiate_zeros(cts[k]) for k in smooth]
+    smooth_cts = map(ad.instantiate_zeros, _at(smooth, cts))
     found = _untyped_call(pulled, *_at(known, operands), *smooth_cts)
     cotangents = dict.fromkeys(range(len(operands))) | dict(zip(linear, found))
     return list(cotangents.values())

@@ -1,8 +1,8 @@
-"""Jaxprs: their parts, effects and dead code, references discharged, and parameters to bind."""
+"""Jaxprs: their parts, effects and dead code, and parameters to bind."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,10 +11,7 @@ from jax.experimental import hijax
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
-from xmap_compat._jax.nice import optional
 from xmap_compat._jax.version import VERSION
-
-references = optional("references", discharged=lambda closed: None)
 
 Literal = jex_core.Literal
 # Operations that JAX, or a user, defines as classes: since 0.11.2.
@@ -109,35 +106,9 @@ def without_dead_code(jaxpr: Any) -> Any:
     return partial_eval.dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)[0]
 
 
-def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) -> Any:
-    """A closed jaxpr that passes values on, instead of writing them to the references
-    (``jax.new_ref``) that it makes.
-
-    Returns None if it uses references that were made elsewhere, or if this JAX cannot do it.
-    """
-    if any(isinstance(v.aval, jax.ref.AbstractRef) for v in input_vars(open_jaxpr(closed)[0])):
-        return None
-    if not any(map(_uses_references, walk(closed, once=True))):
-        return closed
-    discharged: list[Any] = []
-
-    def within(*args):
-        plain = references.discharged(closed)
-        discharged.append(plain)
-        if plain is None:
-            return []
-        return jex_core.jaxpr_as_fun(plain)(*args)
-
-    passing_on = jax.make_jaxpr(within, axis_env=axis_env)(*closed.in_avals)
-    if discharged == [None]:
-        return None
-    return passing_on
-
-
-def _uses_references(walked):
-    """Whether an equation uses references, other than those within a kernel of Pallas."""
-    eqn, around = walked
-    if any(outer.primitive.name == "pallas_call" for outer in around):
+def uses_references(eqn: Any) -> bool:
+    """Whether an equation makes, reads or writes a reference (``jax.new_ref``)."""
+    if not eqn.effects:  # which most equations lack
         return False
     types = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     return any(isinstance(aval, jax.ref.AbstractRef) for aval in types)

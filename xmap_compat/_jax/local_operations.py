@@ -1,4 +1,4 @@
-"""Operations of one device whose types JAX does not find, such as gathers and reshapes."""
+"""Operations of one device whose types JAX does not find, such as gathers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import jax
 from jax import lax
 from jax.interpreters import ad
-from jax.sharding import NamedSharding, PartitionSpec
 
 from xmap_compat._jax.batching import has_known_rules, jaxpr_of_equation, untyped_call_p
 from xmap_compat._jax.jaxprs import HiPrim
-from xmap_compat._jax.types import explicit_spec, varying_axes_of, varying_like
+from xmap_compat._jax.types import varying_axes_of, varying_like
 from xmap_compat._jax.version import VERSION
 
 
@@ -89,32 +88,6 @@ def _varying_operation(operation, mesh_axes):
     varying.out_aval = jax.tree.map(vary, operation.out_aval)
     HiPrim.__init__(varying)
     return varying
-
-
-def reshaped(x: Any, shape: Sequence[int]) -> Any:
-    """``lax.reshape`` that says how the result is sharded, where Explicit axes shard dimensions
-    that it keeps.
-    """
-    spec = explicit_spec(x)
-    front = _agreeing(x.shape, shape)
-    back = _agreeing(x.shape[front:][::-1], shape[front:][::-1])
-    end = len(spec) - back
-    if not any(spec) or any(spec[front:end]):
-        return lax.reshape(x, shape)
-    changed = (None,) * (len(shape) - front - back)
-    kept = PartitionSpec(*spec[:front], *changed, *spec[end:])
-    mesh = jax.sharding.get_abstract_mesh()
-    return lax.reshape(x, shape, out_sharding=NamedSharding(mesh, kept))
-
-
-def _agreeing(some, others):
-    """How many of the first dimensions are the same."""
-    count = 0
-    for one, other in zip(some, others):
-        if one != other:
-            break
-        count += 1
-    return count
 
 
 def gather(x: Any, axes: Sequence[Any], to: str) -> Any:

@@ -177,10 +177,10 @@ def _linear_transpose(rule):
 def collective_batching(refused: Callable[[str, Any], Exception]) -> list[Patch]:
     """Mend or refuse what the batching rules of JAX (to 0.12) get wrong, for a vmap inside a body.
 
-    Mended: over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped
-    dimension that follows the scattered one.  Refused: ``all_to_all`` in groups fails; over the
-    axis that the vmap binds, ``pbroadcast`` fails; over that axis and others, ``ppermute`` forgets
-    it, and ``all_gather`` and ``psum_scatter`` fail.
+    Mended: over axes bound outside of the vmap, ``psum_scatter`` misplaces a mapped dimension that
+    follows the scattered one.  Refused: ``all_to_all`` in groups fails; over the axis that the
+    vmap binds, ``pbroadcast`` fails; over that axis and others, ``ppermute`` forgets it, and
+    ``all_gather`` and ``psum_scatter`` fail.
 
     Args:
       refused: ``(name of the primitive, its axes) -> error``.
@@ -205,21 +205,10 @@ def _batch(primitive, original, refused, axis_data, operands, dims, **params):
         is_wrong = binds_one and (len(axes) > 1 or primitive is pbroadcast_p)
     if is_wrong:
         raise refused(primitive.name, axes)
-    [x] = operands
-    [dim] = dims
-    if primitive is reduce_scatter_p and not binds_one and dim is not None:
-        return _batch_scatter(x, dim, **params)
+    if primitive is reduce_scatter_p and not binds_one and dims[0] is not None:
+        operands = [jax.numpy.moveaxis(operands[0], dims[0], 0)]
+        dims = [0]
     return original(axis_data, operands, dims, **params)
-
-
-def _batch_scatter(x, dim, *, scatter_dimension, tiled, **params):
-    scattered = scatter_dimension
-    if dim <= scatter_dimension:
-        scattered += 1
-    out = reduce_scatter_p.bind(x, scatter_dimension=scattered, tiled=tiled, **params)
-    if dim > scatter_dimension and not tiled:
-        dim -= 1  # the result lacks the scattered dimension
-    return out, dim
 
 
 def extremum_gradients(rule: Callable[..., Any], in_body: Callable[[], bool]) -> list[Patch]:

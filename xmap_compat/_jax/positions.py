@@ -95,21 +95,6 @@ def _without_hidden_frames(passed):
     return kept
 
 
-# contextlib does not name it.
-_ContextManager: Any = type(contextlib.contextmanager(iter)(()))
-
-
-class _Context(_ContextManager):
-    __enter__ = api_boundary(_ContextManager.__enter__)
-
-
-def contextmanager(fun: Callable[..., Any]) -> Any:
-    """``contextlib.contextmanager`` for a function that users call: entering it raises at their
-    line.
-    """
-    return api_boundary(functools.wraps(fun)(lambda *args, **kwargs: _Context(fun, args, kwargs)))
-
-
 def _running() -> tuple[types.FrameType | None, int]:
     """The frame of the user's code that is running, and how many frames are below it."""
     frame: types.FrameType | None = sys._getframe()

@@ -37,21 +37,19 @@ def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> 
 Level = tuple[int, Sequence[int | None]]
 
 
-def bind_batched(
-    primitive: Any, operands: Sequence[Any], params: Mapping[str, Any], levels: Sequence[Level]
-) -> list[Any]:
-    """Bind a primitive under one ``jax.vmap`` for each level, the outermost first.
+def call_batched(fun: Callable[..., Any], operands: Sequence[Any], levels: Sequence[Level]) -> Any:
+    """Call a function under one ``jax.vmap`` for each level, the outermost first.
 
     The levels are the first dimensions of each result, in order.
     """
 
-    def bound(_, *operands):
-        return bind(primitive, operands, params)
+    def called(_, *operands):
+        return fun(*operands)
 
     for size, positions in reversed(levels):
-        bound = jax.vmap(bound, (0, *positions), axis_size=size)
+        called = jax.vmap(called, (0, *positions), axis_size=size)
     # No operand may have a level: the first argument has them all.
-    return bound(np.empty([size for size, _ in levels], bool), *operands)
+    return called(np.empty([size for size, _ in levels], bool), *operands)
 
 
 def define_named_primitive(

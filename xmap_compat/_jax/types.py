@@ -4,8 +4,6 @@ that hold a shape.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -89,31 +87,6 @@ def instantiate_symbolic(x: Any) -> Any:
     if x.aval.dtype == float0:
         return np.zeros(x.aval.shape, float0)
     return ad.zeros_like_aval(x.aval)
-
-
-def held_by(fun: Any) -> dict[str, Any]:
-    """What a function captures, by the names that the user gave it."""
-    held: dict[str, Any] = {}
-    while isinstance(fun, functools.partial):
-        held |= fun.keywords
-        for k, arg in enumerate(fun.args):
-            held[f"args[{k}] of functools.partial"] = arg
-        fun = fun.func
-    seen = inspect.getclosurevars(inspect.unwrap(fun))
-    attributes = getattr(getattr(fun, "__self__", None), "__dict__", {})
-    of_self = {f"self.{name}": value for name, value in attributes.items()}
-    return {**held, **seen.globals, **seen.nonlocals, **of_self}
-
-
-def paths_of_explicit_arrays(values: dict[str, Any]) -> list[Any]:
-    """The paths of arrays over a mesh with Explicit axes."""
-    paths = []
-    for path, x in jax.tree_util.tree_leaves_with_path(values):
-        if isinstance(x, jax.Array):
-            mesh = jax.typeof(x).sharding.mesh
-            if jax.sharding.AxisType.Explicit in mesh.axis_types:
-                paths.append(path)
-    return paths
 
 
 def shaped_containers(tree: Any) -> Iterator[tuple[Any, Any, slice]]:

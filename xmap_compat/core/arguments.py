@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from xmap_compat import _jax
-from xmap_compat.core.errors import LEGACY, quoted, reference_from_outside
+from xmap_compat.core.errors import LEGACY, quoted, reference
 from xmap_compat.core.fit import broadcast_specs, check_argument, check_containers, infer_sizes
 from xmap_compat.core.placement import Resources
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, spec_names
@@ -118,7 +118,7 @@ def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     for spec, (path_of_leaf, leaf) in zip(specs, by_path):
         path = argument_path(path_of_leaf, "args")
         if _jax.is_reference(leaf):
-            raise reference_from_outside(path)
+            raise reference(path)
         shape = jnp.shape(leaf)
         check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
         paths.append(path)

@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -38,8 +37,12 @@ def bind_named(
     levels = view.local_names(names)
     operands = cast_alike(view, operands)
     data = [cast_to(view, operand, names).data for operand in operands]
+
+    def bind(*data):
+        return _jax.bind(primitive, data, params)
+
     try:
-        outs = _jax.bind_batched(primitive, data, params, _levels(view, operands, levels))
+        outs = _jax.call_batched(bind, data, _levels(view, operands, levels))
     except NotImplementedError:
         if not levels:
             raise
@@ -102,11 +105,9 @@ def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedVa
     """
     names = union_of_names(values)
     levels = view.local_names(names)
-    mapped = fun
-    for size, positions in reversed(_levels(view, values, levels)):
-        mapped = jax.vmap(mapped, positions, axis_size=size)
     data = [cast_to(view, value, names).data for value in values]
-    return _typed_result(view, mapped(*data), levels, names)
+    out = _jax.call_batched(fun, data, _levels(view, values, levels))
+    return _typed_result(view, out, levels, names)
 
 
 def dot_dimensions(x: NamedValue, y: NamedValue, contract, batch) -> tuple[Any, Dims]:

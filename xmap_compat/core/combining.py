@@ -2,8 +2,7 @@
 
 A rule of a library, or of the user, may combine the elements of an axis: then its result does not
 vary over it.  The rule is asked, on types of whole axes, so the answer is the same for all
-placements.  Where each device (or each iteration of a loop) has a part of the axis, such an
-operation is a collective.
+placements.  Where each device has a part of the axis, such an operation gets the whole axis.
 """
 
 from __future__ import annotations
@@ -142,38 +141,12 @@ def combined_axes(
     return combined
 
 
-def check_combined(
-    eqn: Any, combined: Sequence[AxisName], placements: Mapping[AxisName, Placement], where: str
-) -> None:
-    """Raise if an operation combines elements that are in different places, and is not translated
-    to a collective.
-    """
-    if reduction_of(eqn) is not None:
-        return
-    for name in combined:
-        if placements[name].loops:
-            raise combined_in_loop(eqn, name, where)
-        if placements[name].mesh_axes:
-            raise _combined_over_devices(_jax.operation_name(eqn), name, where)
-
-
 def takes_whole_axes(eqn: Any) -> bool:
     """Whether an equation is a call whose batching rule, the user's, is given whole axes.
 
     One that calls Python is evaluated by its function instead.
     """
     return isinstance(_jax.read(eqn), _jax.CustomVmap) and not _jax.has_side_effect(eqn)
-
-
-# Primitives of equinox that reduce over all elements of all axes, and all their dimensions.
-_REDUCTIONS = {"unvmap_any": "max", "unvmap_all": "min", "unvmap_max": "max"}
-
-
-def reduction_of(eqn: Any) -> str | None:
-    """The reduction that an operation is, if it is one of equinox's, which need not be imported."""
-    if _jax.library_of(eqn.primitive) != "equinox":
-        return None
-    return _REDUCTIONS.get(eqn.primitive.name)
 
 
 def may_combine(eqn: Any) -> bool:
@@ -200,12 +173,4 @@ def combined_in_loop(eqn: Any, name: Hashable, where: str) -> RuntimeError:
         f"The batching rule of `{_jax.operation_name(eqn)}`, used at {where}, combines the "
         f"elements of `{name}`, but axis_resources assign a serial loop to `{name}`, which "
         "computes some of them at a time. Remove the loop, or the operation"
-    )
-
-
-def _combined_over_devices(operation: str, name: Hashable, where: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"xmap_compat does not know the operation `{operation}` at {where}, whose batching rule "
-        f"combines the elements of `{name}`, but axis_resources split `{name}` over devices. "
-        f"Write it with collectives of jax.lax, or leave `{name}` out of axis_resources"
     )

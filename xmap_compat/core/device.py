@@ -237,21 +237,8 @@ def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[Named
         return values
     types = [_jax.varying_axes(value.data) for value in values]
     shown = view.mesh_axes_of(union_of_names(values))
-    hidden = frozenset().union(*types).difference(shown)
-    return cast_as(view, values, [hidden] * len(values))
-
-
-def cast_as(
-    view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]
-) -> list[NamedValue]:
-    """Cast values to vary over mesh axes that names do not show; ``axes`` has those of each
-    value.
-    """
-    cast = []
-    for value, wanted in zip(values, axes):
-        data = _cast_typed(view, value.data, sorted(wanted, key=str))
-        cast.append(value.with_data(data))
-    return cast
+    hidden = sorted(frozenset().union(*types).difference(shown), key=str)
+    return [value.with_data(_cast_typed(view, value.data, hidden)) for value in values]
 
 
 def times_elements(
@@ -322,7 +309,7 @@ def gather_devices(
     elif mesh:
         data = _jax.gather(data, mesh, to)
     devices = math.prod(map(view.mesh_size, mesh_axes))
-    return _jax.reshaped(data, (devices * length, *tail))
+    return lax.reshape(data, (devices * length, *tail))
 
 
 def gather_over(
@@ -338,20 +325,20 @@ def gather_over(
     mesh, local = view.factors_by_kind(present)
     data = leading(value, names_of(local))
     tail = data.shape[len(local) :]
-    data = _jax.reshaped(data, (math.prod(sizes_of(local)), *tail))
+    data = lax.reshape(data, (math.prod(sizes_of(local)), *tail))
     if mesh:
         data = gather_devices(view, data, names_of(mesh), to)
     found = [*mesh, *local]
     wanted = view.factors(present)
     if found != wanted:
-        data = _jax.reshaped(data, (*sizes_of(found), *tail))
+        data = lax.reshape(data, (*sizes_of(found), *tail))
         data = moved_to_front(data, list(map(found.index, wanted)))
     sizes = [view.placement_of(name).size for name in names]
     if len(present) < len(names):
         found_sizes = [size if name in present else 1 for name, size in zip(names, sizes)]
-        data = _jax.reshaped(data, (*found_sizes, *tail))
+        data = lax.reshape(data, (*found_sizes, *tail))
         data = jnp.broadcast_to(data, (*sizes, *tail))
-    data = _jax.reshaped(data, (math.prod(sizes), *tail))
+    data = lax.reshape(data, (math.prod(sizes), *tail))
     dims = (None, *without(value.dims, names))
     return NamedValue(data, dims, value.names.difference(names))
 

@@ -7,8 +7,6 @@ mistake was found. Legacy's sentence is kept where legacy had the message.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,37 +28,9 @@ def axes_text(sizes: Mapping[Any, int]) -> str:
 
 def show(spec: Any) -> str:
     """A specification as the user wrote it: ``['i', ...]``, not ``['i', Ellipsis]``."""
-    if spec is ...:
-        return "..."
     if hasattr(spec, "shape") and hasattr(spec, "dtype"):
         return f"an array of shape {tuple(spec.shape)}"
-    if type(spec) is list:
-        return f"[{_shown(spec)}]"
-    if type(spec) is tuple:
-        comma = "," if len(spec) == 1 else ""
-        return f"({_shown(spec)}{comma})"
-    if type(spec) is dict:
-        entries = [f"{key!r}: {show(value)}" for key, value in spec.items()]
-        return "{" + ", ".join(entries) + "}"
-    fields = getattr(type(spec), "__match_args__", ())
-    if fields and (isinstance(spec, tuple) or dataclasses.is_dataclass(spec)):
-        values = [f"{field}={show(getattr(spec, field))}" for field in fields]
-        return f"{type(spec).__name__}({', '.join(values)})"
-    return repr(spec)
-
-
-def _shown(specs: Iterable[Any]) -> str:
-    return ", ".join(map(show, specs))
-
-
-def did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
-    """A sentence for names that differ from known ones only in case or a letter; often empty."""
-    spelled = {str(name).lower(): name for name in known}
-    meant: dict[Any, None] = {}
-    for name in names:
-        for match in difflib.get_close_matches(str(name).lower(), spelled, n=1):
-            meant[spelled[match]] = None
-    return f". Did you mean {quoted(meant)}?" if meant else ""
+    return repr(spec).replace("Ellipsis", "...")
 
 
 # Legacy's sentence follows ours where legacy had one: people search for it.
@@ -68,16 +38,18 @@ LEGACY = "\nLegacy's words: "
 
 
 def subject(path: str) -> str:
-    return "The result" if path == "result" else path
+    if path == "result":
+        return "The result"
+    return path
 
 
 def should_be(
     what: str, wanted: str, got: Any, error: type[Exception] = TypeError, advice: str = ""
 ) -> Exception:
     """The error for an argument of the wrong kind."""
-    shown = repr(got) if got is ... else show(got)
     if advice:
         advice = f". {advice}"
+    shown = repr(got) if got is ... else show(got)
     return error(f"{what} should be {wanted}, but got {shown}{advice}")
 
 
@@ -136,15 +108,11 @@ def missing_resources(
             f"{as_set(available)}. Assign one of these, or enter a mesh or a loop of that name "
             "around the call"
         )
-    meant = did_you_mean(missing, available)
-    for resource in missing:
-        if type(resource) is int:
-            meant += f". To compute an axis in {resource} chunks write SerialLoop({resource})"
     legacy = (
         "In-scope resources are insufficient to execute the xmapped function. The missing "
         f"resources are: {assigned}"
     )
-    return ValueError(f"{ours}{meant}{LEGACY}{legacy}")
+    return ValueError(f"{ours}{LEGACY}{legacy}")
 
 
 def loop_name_taken(name: Hashable) -> ValueError:
@@ -207,7 +175,7 @@ def unbound_name(
     # JAX goes on to advise jax.shard_map, which is no help here.
     _, _, unbound = original.partition("unbound axis name:")
     unbound = unbound.partition(". To fix this")[0].strip()
-    meant = did_you_mean([unbound], names)
+    meant = ""
     if unbound in map(str, mesh_axes):
         meant = (
             f". `{unbound}` is an axis of the mesh: name the axis that axis_resources assign to it"
@@ -234,13 +202,10 @@ def repeated_axis(user: str, names: Sequence[Any]) -> ValueError:
     return ValueError(f"{user} names an axis more than once: {quoted(names)}. Name each axis once")
 
 
-def reference_from_outside(argument: str = "") -> NotImplementedError:
-    found = ""
-    if argument:
-        found = f" ({argument} is a reference: pass its value, ref[...])"
+def reference(what: str) -> NotImplementedError:
     return NotImplementedError(
-        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside. "
-        f"Pass its value as an argument and return the new one{found}"
+        f"An xmapped function cannot make, read or write a reference (jax.new_ref): {what}. "
+        "Pass its value as an argument, and return the new one"
     )
 
 

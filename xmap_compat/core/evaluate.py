@@ -151,7 +151,7 @@ class Evaluator:
         if rule is not None:
             return rule(self, held, operands, eqn)
         if _jax.has_custom_batching(eqn):
-            return self.by_batching_rule(eqn, operands)
+            return bind_by_rule(self, eqn, operands)
         return bind_ordinary(self.view, eqn, operands)
 
     def _collective(self, eqn, operands):
@@ -161,12 +161,6 @@ class Evaluator:
         axes = axis_names(params)
         values = [as_operand(self.view, _as_array(operand), axes) for operand in operands]
         return translate(self.view, eqn.primitive.name, params, values)
-
-    def by_batching_rule(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
-        """The results of an operation that is not JAX's."""
-        results = self.checker.by_batching_rule(eqn, names_of_each(operands))
-        where = self.checker.where(eqn)
-        return bind_by_rule(self.view, eqn, operands, results, where)
 
     def placing(self, placements: Mapping[Any, Placement]) -> Evaluator:
         """An evaluator whose axes have other placements."""

@@ -25,14 +25,13 @@ from xmap_compat.core.collectives import (
 from xmap_compat.core.combining import (
     BatchedEquation,
     TraceRule,
-    check_combined,
-    combined_axes,
     takes_whole_axes,
     trace_plainly,
 )
 from xmap_compat.core.errors import (
     LEGACY,
     quoted,
+    reference,
     repeated_axis,
     resource_conflict,
 )
@@ -178,24 +177,16 @@ class Checker:
         if primitive == "io_callback":
             # Each device calls it with its own values.
             self.needed.update(unsplit_hidden_axes(together, self.placements))
+        if _jax.uses_references(eqn):
+            raise reference(f"`{primitive}` at {self.where(eqn)}")
         used = names_used(eqn) & self.placements.keys()
         # With effects, it is evaluated.
         if used or (not eqn.effects and _calls_python(eqn)):
             raise _unsupported_primitive(primitive, sorted(used, key=str), self.where(eqn))
-        if not _jax.has_custom_batching(eqn):
+        is_evaluated = isinstance(_jax.read(eqn), _jax.CustomVmap) and not takes_whole_axes(eqn)
+        if is_evaluated or not _jax.has_custom_batching(eqn):
             return [together] * len(eqn.outvars)
-        return self._by_rule(eqn, inputs)
-
-    def _by_rule(self, eqn, inputs):
-        results = self.by_batching_rule(eqn, inputs)
-        if takes_whole_axes(eqn):
-            return results
-        if isinstance(_jax.read(eqn), _jax.CustomVmap):
-            # Its function is evaluated instead.
-            return [_union(inputs)] * len(eqn.outvars)
-        combined = combined_axes(inputs, results, self.placements)
-        check_combined(eqn, combined, self.placements, self.where(eqn))
-        return results
+        return self.by_batching_rule(eqn, inputs)
 
     def by_batching_rule(self, eqn: Any, inputs: Sequence[Names]) -> list[Names]:
         """The named axes of the results of an operation that is not JAX's.  Its rule is asked

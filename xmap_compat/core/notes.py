@@ -22,7 +22,6 @@ from xmap_compat.core.collectives import integer_name
 from xmap_compat.core.named_shape import is_array, named_shape
 from xmap_compat.core.placement import sizes_in_scope
 from xmap_compat.core.restored import is_name
-from xmap_compat.core.specs import argument_path
 
 
 def add_note(error: Exception) -> None:
@@ -36,25 +35,6 @@ def add_note(error: Exception) -> None:
             errors.note_once(error, note)
 
 
-def add_note_on_captured(error: Exception, declared: Any, args: tuple[Any, ...]) -> None:
-    """Name the captured arrays whose types let JAX infer shardings in a body, if it could not."""
-    with contextlib.suppress(Exception):
-        captured = []
-        for variable, *path in _jax.paths_of_explicit_arrays(_jax.held_by(declared.fun)):
-            captured.append(argument_path(path, variable.key))
-        is_about_sharding = "Sharding" in type(error).__name__
-        mentions_sharding = re.search("shard|mesh|replicated", str(error))
-        if (captured and mentions_sharding) or (
-            is_about_sharding and not _jax.paths_of_explicit_arrays({"args": args})
-        ):
-            errors.note_once(
-                error,
-                f"{declared.name} captures {' and '.join(captured) or 'an array'}, whose type is "
-                "sharded over a mesh with Explicit axes. Pass it to the xmapped function as an "
-                "argument, with {} in in_axes",
-            )
-
-
 # Words in errors of JAX and NumPy when a program counts named dimensions, or asks for their sizes.
 _OF_DIMENSIONS = re.compile(
     r"shape|dimension|ndim|rank|ax[ei]s|unsized|0-d|subscript|string indexing|out of bounds"
@@ -65,31 +45,26 @@ _OF_DIMENSIONS = re.compile(
 def _note_for(error: Exception) -> str | None:
     frames, below = _jax.user_frames_of(error)
     text = str(error)
-    called = [frame.f_code.co_name.strip("_") for frame in below]
     integer = _integer_axis(below)
     if integer is not None:
         return integer_name(integer)
     named = _axis_given_by_name(below)
-    if named and named not in TAKE_NAMES:
-        return _named_function_note(named)
+    if named:
+        return f"{named} does not take the name of an axis here. {_TAKE_NAMES}"
     for words, note in _OF_TRACING.items():
         if words in f"{type(error)} {text}":
             return note
+    called = [frame.f_code.co_name for frame in below]
     if "'int' object is not iterable" in text and "ppermute" in called:
         return PERMUTATION
     if not _is_of_dimensions(error):
         return None
-    operation = "" if called else "shape"
-    for function in called:
-        if function in _OPERATIONS:
-            operation = function
-            break
     # The names of inner functions' arguments are unknown: then the note shows the values passed to
     # these functions.
     for frame, line in frames:
         mapped = _mapped_variables(frame, line)
         if mapped:
-            return _positional_note(mapped, operation)
+            return _positional_note(mapped)
     return None
 
 
@@ -155,58 +130,20 @@ def _mapped_variables(
 
 # ------------------------------------------------------------------------------ words
 
-# Functions of JAX that take axis names in the body of an xmapped function, and their modules.
-_TAKE_NAMES = {
-    "jnp.": """amax amin count_nonzero max mean min minmax nanmean nanstd nansum nanvar ptp std sum
-        var""",
-    "jax.nn.": "log_softmax logmeanexp logsumexp one_hot softmax standardize",
-    "jnp.linalg.": "vector_norm",
-}
-TAKE_NAMES: dict[str, str] = {}
-for _module, _functions in _TAKE_NAMES.items():
-    TAKE_NAMES.update(dict.fromkeys(_functions.split(), _module))
-
-# The functions of xmap_compat.numpy with the same names as those of jax.numpy, which take no axis
-# names.
-_NAMED = """all any argmax argmin argsort average cumprod cumsum flip median nanmax nanmin norm prod
-    quantile roll sort take"""
-NAMED_FUNCTIONS = frozenset(_NAMED.split())
-
-_MATMUL = ("operator_matmul", "operator_rmatmul")
-_PRODUCTS = frozenset(
-    (
-        *[
-            "dot",
-            "dot_general",
-            "einsum",
-            "inner",
-            "matmul",
-            "matvec",
-            "tensordot",
-            "vdot",
-            "vecdot",
-        ],
-        *_MATMUL,
-    )
+_TAKE_NAMES = (
+    "The functions of xmap_compat.numpy do; and xmap_compat.numpy.along(fun, 'i', x) calls fun "
+    "with an array that has the named axis 'i' of x as its dimension 0"
 )
-_OPERATIONS = {*["getitem", "iter", "len"], *_MATMUL}
-_OPERATIONS.update(vars(jnp), vars(jnp.linalg), vars(jax.nn), vars(jax.lax))
-_OTHER_ARGUMENTS = {
-    "one_hot": ", num_classes",
-    "quantile": ", q",
-    "roll": ", shift",
-    "take": ", index",
-}
+_BY_NAME = (
+    "The function computes one element of each named axis. A sum along one is jnp.sum(x, "
+    "axis={name!r}), other functions are in xmap_compat.numpy, a sum of products is pdot(x, y, "
+    "{name!r}), and its size is lax.axis_size({name!r})"
+)
 
 
-def _positional_note(
-    values: Mapping[str, tuple[Sequence[int], Mapping[Any, int]]], operation: str
-) -> str:
-    """``values``: variables with their positional and their named shapes; ``operation``: the
-    operation on them.
-    """
+def _positional_note(values: Mapping[str, tuple[Sequence[int], Mapping[Any, int]]]) -> str:
+    """``values``: variables with their positional and their named shapes."""
     sentences = []
-    named = {}
     for variable, (shape, sizes) in values.items():
         positional = "no positional dimensions"
         if shape:
@@ -214,51 +151,8 @@ def _positional_note(
         sentences.append(
             f"`{variable}` has {positional} here; its named axes are {{{errors.axes_text(sizes)}}}."
         )
-        named[variable] = [name for name in sizes if isinstance(name, str)]
-    advice = _by_name(operation, named)
-    if advice:
-        sentences.append(advice)
+    sentences.append(_BY_NAME.format(name=next(iter(sizes))))
     return " ".join(sentences)
-
-
-def _by_name(operation: str, named: Mapping[str, Sequence[str]]) -> str:
-    """How to write an operation over positional dimensions over its operands' named axes; empty if
-    that is unknown.
-    """
-    (variable, names), *others = named.items()
-    if operation == "getitem":
-        operation = "take"
-    if not names:
-        return ""
-    name = names[0]
-    if operation in _PRODUCTS:
-        products = []
-        for second, its_names in others[:1]:
-            for shared in names:
-                if shared in its_names:
-                    product = f"pdot({variable}, {second}, {shared!r})"
-                    products.append(f"The sum of products over `{shared}` is {product}")
-        return "; ".join(products) or (
-            f"The sum of products over an axis of both operands is pdot(x, y, {name!r})"
-        )
-    if operation in TAKE_NAMES or operation in NAMED_FUNCTIONS:
-        function = TAKE_NAMES.get(operation, "xmap_compat.numpy.") + operation
-        more = _OTHER_ARGUMENTS.get(operation, "")
-        return f"Along a named axis it is {function}({variable}{more}, axis={name!r})"
-    if operation == "iter":
-        return f"The function computes one element of `{name}`: it needs no loop over them"
-    if operation in ("len", "shape"):
-        return f"The size of a named axis is lax.axis_size({name!r})"
-    return ""
-
-
-def _named_function_note(fun: str) -> str:
-    if fun in NAMED_FUNCTIONS:
-        return f"{fun} takes no axis names here; xmap_compat.numpy.{fun} does"
-    return (
-        f"{fun} takes no axis names. xmap_compat.numpy.along(fun, 'i', x) calls fun with an array "
-        f"that has the named axis 'i' of x as its dimension 0: use {fun} there, with axis=0"
-    )
 
 
 _TRACED = "xmap traces this function once, for all elements of its named axes: "

@@ -97,11 +97,7 @@ def _trace(fun, types, body, in_our_shard_map=False):
     axis_env = [*_new_mesh_axes(body), *body.sizes.items()]
 
     def trace():
-        closed, shapes = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=True)(*types)
-        closed = _jax.without_references(closed, axis_env)
-        if closed is None:
-            raise errors.reference_from_outside()
-        return closed, shapes
+        return jax.make_jaxpr(fun, axis_env=axis_env, return_shape=True)(*types)
 
     mesh_axes = getattr(body.scope.mesh, "axis_names", ())
     with _body_context(body), _unbound_names_in_words(sizes_in_scope, mesh_axes):

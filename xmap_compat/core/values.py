@@ -133,7 +133,7 @@ def moved_to_front(data: Any, dims: Sequence[int]) -> Any:
 
 def with_leading(data: Any, count: int, sizes: Iterable[int]) -> Any:
     """The data with dimensions of these sizes in the place of the first ``count``."""
-    return _jax.reshaped(data, (*sizes, *data.shape[count:]))
+    return lax.reshape(data, (*sizes, *data.shape[count:]))
 
 
 def merge_leading(data: Any, count: int) -> Any:
@@ -180,18 +180,13 @@ def move_positional(value: NamedValue, source: int, destination: int) -> NamedVa
 
 def merge_positional(value: NamedValue, position: int) -> NamedValue:
     """Merge positional dimensions ``position`` and ``position + 1`` into one."""
-    first, second = value.positional_dims()[position : position + 2]
-    order = others(len(value.dims), [first])
-    at = order.index(second)
-    order.insert(at, first)
-    data = value.data
-    if order != sorted(order):
-        data = lax.transpose(data, order)
+    named = without(value.dims, [None])
+    data = leading(value, named)
+    at = len(named) + position
     shape = list(data.shape)
     shape[at : at + 2] = [shape[at] * shape[at + 1]]
-    dims = [value.dims[k] for k in order]
-    del dims[at]
-    return NamedValue(_jax.reshaped(data, tuple(shape)), tuple(dims), value.names)
+    dims = (*named, *(None,) * (len(shape) - len(named)))
+    return NamedValue(lax.reshape(data, shape), dims, value.names)
 
 
 def squeeze_positional(value: NamedValue, position: int) -> NamedValue:

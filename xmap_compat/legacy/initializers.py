@@ -7,10 +7,9 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.nn.initializers as of_jax
 import jax.numpy as jnp
 
@@ -18,121 +17,51 @@ from xmap_compat import random
 from xmap_compat.core.errors import LEGACY
 from xmap_compat.random import NamedShape
 
-Sample = Callable[[Mapping[str, Any], Any, NamedShape, Any], Any]
 
-
-def _taking_names(factory: Callable[..., Any], sample: Sample) -> Callable[..., Any]:
+def _taking_names(name: str) -> Callable[..., Any]:
     """A function of ``jax.nn.initializers`` whose initializers take a named shape as well.
 
-    Args:
-      sample: ``(arguments of the factory, key, shape, dtype) -> samples``.
+    Such an initializer is that of one element, with the index of each name folded into its key.
     """
+    factory = getattr(of_jax, name)
 
     @functools.wraps(factory)
     def make(*args, **kwargs):
         initialize = factory(*args, **kwargs)
         given = inspect.signature(factory).bind(*args, **kwargs)
         given.apply_defaults()
-        settings = given.arguments
+        settings = {**_FIXED.get(name, {}), **given.arguments}
 
         @functools.wraps(initialize)
         def init(key, shape, dtype=settings["dtype"], *others, **options):
             if not isinstance(shape, NamedShape):
                 return initialize(key, shape, dtype, *others, **options)
-            if dtype is None:
-                dtype = float
-            return sample(settings, key, shape, jax.dtypes.canonicalize_dtype(dtype))
+            if jnp.issubdtype(dtype, jnp.complexfloating):
+                raise _complex_numbers(shape)
+            of_element = initialize
+            if "in_axis" in settings:
+                of_element = _of_one_element(shape, settings)
+            return of_element(random.fold_in_names(key, shape), shape.positional, dtype)
 
         return init
 
     return make
 
 
-def _uniform(given, key, shape, dtype):
-    return random.uniform(key, shape, dtype) * jnp.array(given["scale"], dtype)
-
-
-def _normal(given, key, shape, dtype):
-    return random.normal(key, shape, dtype) * jnp.array(given["stddev"], dtype)
-
-
-def _truncated_normal(given, key, shape, dtype):
-    within = random.truncated_normal(key, given["lower"], given["upper"], shape, dtype)
-    return within * jnp.array(given["stddev"], dtype)
-
-
-def _variance_scaling(given, key, shape, dtype):
-    fan_in, fan_out = fans(shape, given["in_axis"], given["out_axis"], given["batch_axis"])
+def _of_one_element(shape, settings):
+    """JAX's initializer of the positional dimensions, by the fans of the whole shape."""
+    fan_in, fan_out = fans(shape, settings["in_axis"], settings["out_axis"], settings["batch_axis"])
     fan_of_mode = {
         "fan_in": fan_in,
         "fan_out": fan_out,
         "fan_avg": (fan_in + fan_out) / 2,
         "fan_geo_avg": (fan_in * fan_out) ** 0.5,
     }
-    fan = fan_of_mode[given["mode"]]
-    variance = jnp.array(given["scale"] / fan, dtype)
-    scaled = _DISTRIBUTIONS[given["distribution"]]
-    return scaled(key, shape, dtype, variance)
-
-
-def _of_fixed_scale(scale: float, mode: str, distribution: str) -> Sample:
-    fixed = {"scale": scale, "mode": mode, "distribution": distribution}
-
-    def sample(given, key, shape, dtype):
-        return _variance_scaling({**fixed, **given}, key, shape, dtype)
-
-    return sample
-
-
-# ------------------------------------------------------------------------------ distributions
-
-
-def _scaled_normal(key, shape, dtype, variance):
-    return random.normal(key, shape, dtype) * jnp.sqrt(variance)
-
-
-def _scaled_uniform(key, shape, dtype, variance):
-    if _is_complex(dtype):
-        squared_radius, direction = _of_disk(key, shape, dtype)
-        radius = jnp.sqrt(2 * squared_radius).astype(dtype)
-        return radius * direction * jnp.sqrt(variance)
-    return random.uniform(key, shape, dtype, -1) * jnp.sqrt(3 * variance)
-
-
-# The standard deviations of normal distributions, of real and of complex numbers, within 2.
-_REAL_WITHIN_2 = 0.87962566103423978
-_COMPLEX_WITHIN_2 = 0.95311164380491208
-
-
-def _scaled_truncated_normal(key, shape, dtype, variance):
-    if _is_complex(dtype):
-        uniform, direction = _of_disk(key, shape, dtype)
-        missing = (1 - jnp.exp(jnp.array(-(2**2), dtype))) * uniform.astype(dtype)
-        radius = jnp.sqrt(-jnp.log(1 - missing))
-        stddev = jnp.sqrt(variance) / jnp.array(_COMPLEX_WITHIN_2, dtype)
-        return radius * direction * stddev
-    stddev = jnp.sqrt(variance) / jnp.array(_REAL_WITHIN_2, dtype)
-    return random.truncated_normal(key, -2, 2, shape, dtype) * stddev
-
-
-_DISTRIBUTIONS = {
-    "normal": _scaled_normal,
-    "uniform": _scaled_uniform,
-    "truncated_normal": _scaled_truncated_normal,
-}
-
-
-def _of_disk(key, shape, dtype):
-    """A uniform sample, for the radius, and complex numbers of size 1 in all directions."""
-    of_radius, of_angle = jax.random.split(key)
-    real = jnp.zeros((), dtype).real.dtype
-    fraction = random.uniform(of_angle, shape, real).astype(dtype)
-    angle = 2 * jnp.pi * fraction
-    return random.uniform(of_radius, shape, real), jnp.exp(1j * angle)
-
-
-def _is_complex(dtype):
-    return jnp.issubdtype(dtype, jnp.complexfloating)
+    scale = settings["scale"] / fan_of_mode[settings["mode"]]
+    # All axes are batches, so the fans that JAX counts are 1.
+    every_axis = tuple(range(shape.positional_rank))
+    distribution = settings["distribution"]
+    return of_jax.variance_scaling(scale, "fan_in", distribution, (), (), every_axis)
 
 
 # ------------------------------------------------------------------------------------- fans
@@ -174,14 +103,17 @@ def _too_few_dimensions(shape: NamedShape) -> ValueError:
     )
 
 
+def _complex_numbers(shape: NamedShape) -> NotImplementedError:
+    return NotImplementedError(
+        f"Initializers of a named shape give real numbers, but got a complex dtype for {shape!r}. "
+        "Make the real and the imaginary part each by one"
+    )
+
+
 # ---------------------------------------------------------------------------------- the table
 
-_SAMPLES: dict[str, Sample] = {
-    "uniform": _uniform,
-    "normal": _normal,
-    "truncated_normal": _truncated_normal,
-    "variance_scaling": _variance_scaling,
-}
+# What functions with shorter names give to variance_scaling.
+_FIXED: dict[str, dict[str, Any]] = {}
 for _name, _scale, _mode in (
     ("glorot", 1.0, "fan_avg"),
     ("xavier", 1.0, "fan_avg"),
@@ -189,9 +121,9 @@ for _name, _scale, _mode in (
     ("he", 2.0, "fan_in"),
     ("kaiming", 2.0, "fan_in"),
 ):
-    _SAMPLES[f"{_name}_uniform"] = _of_fixed_scale(_scale, _mode, "uniform")
-    _SAMPLES[f"{_name}_normal"] = _of_fixed_scale(_scale, _mode, "truncated_normal")
+    _of_both = {"scale": _scale, "mode": _mode}
+    _FIXED[f"{_name}_uniform"] = {**_of_both, "distribution": "uniform"}
+    _FIXED[f"{_name}_normal"] = {**_of_both, "distribution": "truncated_normal"}
 
-INITIALIZERS = {
-    name: _taking_names(getattr(of_jax, name), sample) for name, sample in _SAMPLES.items()
-}
+_NAMES = ["uniform", "normal", "truncated_normal", "variance_scaling", *_FIXED]
+INITIALIZERS = {name: _taking_names(name) for name in _NAMES}

@@ -20,7 +20,7 @@ import numpy as np
 from xmap_compat import _jax, api
 from xmap_compat.core import mesh as meshes
 from xmap_compat.core import placement
-from xmap_compat.core.errors import loop_name_taken, should_be
+from xmap_compat.core.errors import should_be
 from xmap_compat.legacy.adapters import refused
 
 MAPS = "jax.experimental.maps"
@@ -41,39 +41,10 @@ class ResourceEnv(NamedTuple):
     physical_mesh: Any
     loops: tuple[Loop, ...] = ()
 
-    def with_mesh(self, mesh: jax.sharding.Mesh) -> ResourceEnv:
-        return self._replace(physical_mesh=mesh)
-
-    def with_extra_loop(self, loop: Loop) -> ResourceEnv:
-        if loop.name in self.resource_axes:
-            raise loop_name_taken(loop.name)
-        return self._replace(loops=(*self.loops, loop))
-
     @property
     def shape(self) -> collections.OrderedDict[Hashable, int]:
         """The size of each resource."""
         return collections.OrderedDict([*self.physical_mesh.shape.items(), *self.loops])
-
-    @property
-    def local_shape(self) -> collections.OrderedDict[Hashable, int]:
-        """The size of each resource on this process."""
-        return collections.OrderedDict([*self.physical_mesh.local_mesh.shape.items(), *self.loops])
-
-    @property
-    def physical_resource_axes(self) -> set[Hashable]:
-        return set(self.physical_mesh.axis_names)
-
-    @property
-    def loop_resource_axes(self) -> set[Hashable]:
-        return {loop.name for loop in self.loops}
-
-    @property
-    def resource_axes(self) -> set[Hashable]:
-        return self.physical_resource_axes | self.loop_resource_axes
-
-    def __repr__(self) -> str:
-        sizes = ", ".join(f"{name!r}: {size}" for name, size in self.physical_mesh.shape.items())
-        return f"ResourceEnv(mesh=Mesh({sizes}), {self.loops!r})"
 
 
 EMPTY_ENV = ResourceEnv(jax.sharding.Mesh(np.empty((), dtype=object), ()))
@@ -91,7 +62,7 @@ class _ThreadResources:
         scope = placement.current_scope()
         env = EMPTY_ENV
         if isinstance(scope.mesh, jax.sharding.Mesh):
-            env = env.with_mesh(scope.mesh)
+            env = env._replace(physical_mesh=scope.mesh)
         if scope.loops:
             env = env._replace(loops=tuple(Loop(*loop) for loop in scope.loops))
         return env

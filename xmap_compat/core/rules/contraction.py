@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import opt_einsum
 from jax import lax
 
 from xmap_compat import _jax
@@ -41,14 +40,6 @@ class Subscripts(NamedTuple):
 
     inputs: tuple[_Labels, ...]
     output: _Labels
-
-    def __repr__(self) -> str:
-        *inputs, output = map(_letters, (*self.inputs, self.output))
-        return f"{','.join(inputs)}->{output}"
-
-
-def _letters(labels):
-    return "".join(map(opt_einsum.get_symbol, labels))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional, device_index, index_of, kept_where
 from xmap_compat.core.collectives import collective, varied
 from xmap_compat.core.device import (
@@ -102,7 +101,7 @@ def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames)
     shape = list(value.data.shape)
     left = shape[at] // view.total_size(names)
     shape[at : at + 1] = [*sizes_of(factors), left]
-    data = _jax.reshaped(value.data, tuple(shape))
+    data = lax.reshape(value.data, tuple(shape))
     mesh, local = view.factors_by_kind(names)
     front = [at + factors.index(factor) for factor in (*mesh, *local)]
     return moved_to_front(data, front), mesh, local
@@ -171,7 +170,7 @@ def _exchange(view, value, names, split):
         shape = data.shape
         data = merge_leading(data, len(mesh))
         data = lax.all_to_all(data, names_of(mesh), split_axis=0, concat_axis=0, tiled=True)
-        data = _jax.reshaped(data, shape)
+        data = lax.reshape(data, shape)
     # Data has first the source devices and the new local owners, then the old dimensions, with the
     # local sources.
     lead = len(mesh) + len(local)

@@ -1,4 +1,4 @@
-"""Operations whose batching rule is not JAX's: bound under it, or translated to collectives."""
+"""Operations whose batching rule is not JAX's: bound under it, on one device or on whole axes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from xmap_compat.core.combining import (
     combined_in_loop,
     levels_of,
     positions_of,
-    reduction_of,
 )
-from xmap_compat.core.device import DeviceView, cast_alike, cast_to, without_single
-from xmap_compat.core.parameters import Names
-from xmap_compat.core.rules.reductions import max_over, min_over
-from xmap_compat.core.specs import AxisName
+from xmap_compat.core.device import (
+    cast_alike,
+    cast_to,
+    gather_over,
+    laid_out_over,
+    without_single,
+)
+from xmap_compat.core.rules.exchanges import take_element
 from xmap_compat.core.values import (
     NamedValue,
     common,
@@ -32,48 +35,56 @@ from xmap_compat.core.values import (
 )
 
 
-def bind_by_rule(
-    view: DeviceView,
-    eqn: Any,
-    operands: Sequence[NamedValue],
-    results: Sequence[Names],
-    where: str,
-) -> list[NamedValue]:
-    """The results of an operation, which vary over the names ``results``.
+def bind_by_rule(ev: Any, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+    """The results of an operation under its batching rule.
 
-    The type check has refused one that combines elements in different places, unless it is one of
-    equinox's reductions.
+    One that combines elements gets whole axes, if a device has a part of one.
     """
-    combined = combined_axes(names_of_each(operands), results, view.placements)
-    for name in combined:
+    view = ev.view
+    inputs = names_of_each(operands)
+    results = ev.checker.by_batching_rule(eqn, inputs)
+    combined = combined_axes(inputs, results, view.placements)
+    if any(view.placements[name].resources for name in combined):
+        return bind_on_whole_axes(ev, eqn, operands)
+    return _bind_batched(view, eqn, operands, results)
+
+
+def bind_on_whole_axes(ev: Any, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+    """The results of an operation whose batching rule is applied to whole axes: gathered where a
+    device has a part of one, which takes its own elements of the results.
+    """
+    view = ev.view
+    inputs = names_of_each(operands)
+    axes = batched_axes(union_of_names(operands), view.placements)
+    for name in axes:
         if view.placements[name].loops:
-            raise combined_in_loop(eqn, name, where)
-    if not any(view.placements[n].mesh_axes for n in combined):
-        return _bind_batched(view, eqn, operands, results)
-    (operand,) = operands
-    return [_reduced(view, eqn, operand, combined)]
+            raise combined_in_loop(eqn, name, ev.checker.where(eqn))
+    results = ev.checker.by_batching_rule(eqn, inputs)
+    batched = ev.checker.trace_by_rule(eqn, inputs, results)
+    outs = ev.evaluate(batched, [_whole(view, value, axes) for value in operands])
+    return [_own_elements(view, out, axes, varied) for out, varied in zip(outs, results)]
 
 
-def _reduced(
-    view: DeviceView, eqn: Any, value: NamedValue, names: Sequence[AxisName]
-) -> NamedValue:
-    """One of equinox's reductions over axes.
+def _whole(view, value, axes):
+    """A value whose first positional dimensions are the whole axes that it varies over."""
+    names = common(axes, value.names)
+    if not names:
+        return value
+    gathered = gather_over(view, laid_out_over(view, value, value.names), names)
+    # The gathered dimension becomes one for each axis.
+    at = gathered.dims.index(None)
+    shape = list(gathered.data.shape)
+    shape[at : at + 1] = [view.placements[n].size for n in names]
+    dims = list(gathered.dims)
+    dims[at : at + 1] = [None] * len(names)
+    return NamedValue(lax.reshape(gathered.data, tuple(shape)), tuple(dims), gathered.names)
 
-    It is bound on the result, too, because it also reduces over what is mapped around this xmap.
-    """
-    reduce = max_over
-    if reduction_of(eqn) == "min":
-        reduce = min_over
-    is_bool = value.data.dtype == np.bool_
-    if is_bool:
-        value = value.with_data(lax.convert_element_type(value.data, np.int32))
-    everywhere = range(value.dims.count(None))
-    reduced = reduce(view, value, names, everywhere)
-    data = reduced.data
-    if is_bool:
-        data = lax.ne(data, np.zeros((), np.int32))
-    (data,) = _jax.bind(eqn.primitive, [data], eqn.params)
-    return cast_to(view, NamedValue(data, reduced.dims, frozenset()), reduced.names)
+
+def _own_elements(view, value, axes, names):
+    """The elements that are here of a result whose first positional dimensions are whole axes."""
+    for name in common(axes, names):
+        value = take_element(view, value, [name])
+    return cast_to(view, value, names)
 
 
 def _bind_batched(view, eqn, operands, results):

@@ -12,6 +12,7 @@ from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.collectives import collective_axes_in
 from xmap_compat.core.evaluate import Evaluator, Rule
+from xmap_compat.core.rules.libraries import bind_by_rule
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured import branches, custom_derivatives, iteration
 from xmap_compat.core.structured.callables import checkpointed, evaluate_callable
@@ -37,7 +38,7 @@ def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
     if ev.view.typed or names_axes:
         raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
     if _jax.has_custom_batching(eqn):
-        return ev.by_batching_rule(eqn, operands)
+        return bind_by_rule(ev, eqn, operands)
     return bind_named(ev.view, eqn.primitive, operands, eqn.params)
 
 
