@@ -699,14 +699,16 @@ def difference(result, oracle, type_, tolerance):
 
 
 def wrong_cells(placement, mode, dtype, cells):
-    """``["cell: what is wrong", ...]``; if the program of all of them raises, each is tried alone."""
+    """``["cell: what is wrong", ...]``; if the program of all of them raises, each is tried by itself."""
     try:
         results = results_of(placement, mode, dtype, cells)
     except Exception as error:
         if len(cells) == 1:
             return [f"{cells[0]}: {type(error).__name__}: {str(error)[:500]}"]
-        alone = [text for cell in cells for text in wrong_cells(placement, mode, dtype, (cell,))]
-        return alone or [f"only together: {error!r}"]
+        each_wrong = [
+            text for cell in cells for text in wrong_cells(placement, mode, dtype, (cell,))
+        ]
+        return each_wrong or [f"only together: {error!r}"]
     oracle, types = expected(placement.sizes, mode, dtype, cells)
 
     def compare(*leaves):
@@ -827,7 +829,7 @@ def test_the_chosen_cells_cover_all_pairs():
     assert wanted - seen == set()
 
 
-#: Functions of jax.lax with an ``axis_name`` that say what shard_map is told, and compute nothing over named axes.
+#: Functions of jax.lax with an ``axis_name`` that say what a shard_map sees, and compute nothing over named axes.
 OF_SHARD_MAP = {"pcast", "pvary", "psend", "precv"}
 if jax.__version_info__ < (0, 10):
     OF_SHARD_MAP.add("all_gather_start")  # of JAX 0.9.1 and 0.9.2 only: half of an all_gather
