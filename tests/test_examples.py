@@ -73,51 +73,6 @@ def load_example(monkeypatch):
     return load
 
 
-@pytest.fixture
-def digits(load_example):
-    return load_example("digits")
-
-
-def numpy_loss_and_gradient(params, images, labels):
-    """The positional network in float64, and its gradient by hand."""
-    w1, b1, w2, b2 = (params[k].astype(np.float64) for k in ("w1", "b1", "w2", "b2"))
-    before = images @ w1 + b1
-    hidden = np.maximum(before, 0)
-    exp = np.exp(hidden @ w2 + b2)
-    probabilities = exp / exp.sum(1, keepdims=True)
-    rows = np.arange(len(labels))
-    loss = -np.log(probabilities[rows, labels]).mean()
-    d_logits = probabilities.copy()
-    d_logits[rows, labels] -= 1
-    d_logits /= len(labels)
-    d_before = d_logits @ w2.T * (before > 0)
-    gradient = {
-        "w1": images.T @ d_before,
-        "b1": d_before.sum(0),
-        "w2": hidden.T @ d_logits,
-        "b2": d_logits.sum(0),
-    }
-    return loss, gradient
-
-
-@pytest.mark.parametrize(
-    "run", ["one device", "batch over 8 devices", "batch over 4, hidden over 2"]
-)
-def test_digits_train_step_equals_backpropagation_by_hand(digits, run, mesh42):
-    images, labels, *_ = digits.load_data()
-    images, labels = images[:16], labels[:16]
-    params = digits.init_params(images.shape[1])
-    at_rest = jax.tree.map(np.zeros_like, params)
-    with mesh42:
-        step = digits.make_train_step(digits.RUNS[run])
-        trained, _, loss = jax.block_until_ready(step(params, at_rest, images, labels))
-    expected_loss, gradient = numpy_loss_and_gradient(params, images, labels)
-    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
-    for name, before in params.items():
-        expected = before - digits.LEARNING_RATE * gradient[name]
-        np.testing.assert_allclose(trained[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
-
-
 def losses_of(run):
     return [float(x) for x in re.findall(r"loss ([\d.]+)", run)]
 
