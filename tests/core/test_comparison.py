@@ -5,7 +5,6 @@
 
 import dataclasses
 import functools
-import os
 import types
 
 import jax
@@ -344,44 +343,13 @@ def test_one_process_compares_nothing(monkeypatch):
 # ------------------------------------------------------------------------------ the setting
 
 
-@pytest.fixture
-def unset(monkeypatch):
-    monkeypatch.setattr(processes, "_setting", [])
-    monkeypatch.delenv(processes.TIMEOUT_VARIABLE, raising=False)
-
-
-@pytest.mark.usefixtures("unset")
-def test_the_time_to_wait(monkeypatch):
-    assert processes._timeout() == 60
-    for text, seconds in {"600": 600, "0.5": 0.5, "off": None, " OFF ": None, "": 60}.items():
-        monkeypatch.setenv(processes.TIMEOUT_VARIABLE, text)
-        assert processes._timeout() == seconds
-    compare_processes(timeout=7)
-    assert processes._timeout() == 7  # what the program says is stronger
-    compare_processes(None)
-    assert processes._timeout() is None
-    compare_processes()
-    assert processes._timeout() == 60
-
-
-@pytest.mark.usefixtures("unset")
-@pytest.mark.parametrize("text", ["1 min", "0", "-3", "nan", "inf", "on"])
-def test_a_variable_that_is_no_time(text, monkeypatch):
-    monkeypatch.setitem(os.environ, processes.TIMEOUT_VARIABLE, text)
-    with pytest.raises(
-        ValueError, match=f"XMAP_COMPAT_PROCESS_TIMEOUT should be .* or `off` .* but got '{text}'"
-    ):
-        processes._timeout()
-
-
-@pytest.mark.usefixtures("unset")
 @pytest.mark.parametrize("timeout", ["60", 0, -1, True, float("nan"), float("inf"), [60]])
 def test_what_is_no_time(timeout):
     with pytest.raises(
         ValueError, match="The timeout of compare_processes should be a positive number of seconds"
     ):
         compare_processes(timeout)
-    assert processes._setting == []
+    assert processes._timeout == processes.DEFAULT_TIMEOUT
 
 
 # --------------------------------------------------------------------------- how it is shown
@@ -389,10 +357,6 @@ def test_what_is_no_time(timeout):
 
 def test_of_long_texts_the_part_around_the_difference_is_shown():
     one, other = "a" * 500 + "b" * 500, "a" * 500 + "c" * 500
-    shown = processes._difference([("arguments", one)], [("arguments", other)])
+    shown = processes._difference([("arguments", one)], [("arguments", other)], 0)
     assert len(shown) < 450
-    assert "arguments " + "a" * 60 + "b" * 140 + ", others " + "a" * 60 + "c" in shown
-    assert (
-        processes._difference([["arguments", "f32"]], [["arguments", "i32"]])
-        == "arguments f32, others i32"
-    )
+    assert "arguments " + "a" * 60 + "b" * 140 + ", process 0: " + "a" * 60 + "c" in shown

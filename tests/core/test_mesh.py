@@ -113,10 +113,6 @@ def constrained(sharding):
     return jax.jit(lambda x: lax.with_sharding_constraint(x, sharding))(X)
 
 
-def globally(m):
-    return global_array(X, ROWS, {"i": "x"}, mesh=m)
-
-
 def under_set_mesh(m):
     with jax.set_mesh(m):
         return jax.jit(double, in_shardings=P("x"))(X), jax.sharding.get_mesh().devices
@@ -132,7 +128,6 @@ shard_map: jax.shard_map(double, mesh=m, in_specs=P("x"), out_specs=P("x"))(X)
 set_mesh: under_set_mesh(m)
 make_array_from_callback: jax.make_array_from_callback(X.shape, NamedSharding(m, P("x")), X.__getitem__)
 of a process: jax.make_array_from_process_local_data(NamedSharding(m, P("y")), X)
-global_array: globally(m)
 arrays on both meshes: sum(jax.device_put(X, NamedSharding(on, P("x"))) for on in (m, their_square()))
 its parts: (m.devices, m.device_ids, m.local_mesh.devices, m.abstract_mesh.axis_sizes, m.axis_sizes)
 """,
@@ -226,6 +221,8 @@ def test_the_empty_mesh_is_no_mesh_in_scope():
         with empty():
             assert_no_mesh()
         np.testing.assert_allclose(centre()(X), CENTRED)
+    with empty():
+        np.testing.assert_array_equal(global_array(X, ROWS), X)
 
 
 # ------------------------------------------------------------------------------- contexts

@@ -521,19 +521,3 @@ def test_resharding_a_value_in_a_body_changes_no_result():
     m = jax_mesh("explicit")
     with jax.set_mesh(m):
         assert_doubles(over_x(lambda v: jax.sharding.reshard(v * 2, NamedSharding(m, P("y")))))
-
-
-def test_errors_of_explicit_types_tell_which_axis_wants_resources():
-    def rotated(**resources):
-        ring = [(k, (k + 1) % 8) for k in range(8)]
-        layout = ["b", "k"]
-        return xmap(lambda u: lax.ppermute(u, "k", ring), layout, layout, **resources)
-
-    with jax.set_mesh(jax_mesh("explicit")):
-        sharded = jax.device_put(np.ones((8, 8), np.float32), P(None, "y"))
-        with pytest.raises(Exception) as error:
-            rotated()(sharded)
-        notes = "".join(error.value.__notes__)
-        assert "shards the named axis `k` over 'y', but axis_resources do not" in notes
-        np.testing.assert_allclose(rotated(axis_resources={"k": "y"})(sharded), 1)
-        np.testing.assert_allclose(rotated()(jax.sharding.reshard(sharded, P())), 1)

@@ -22,13 +22,11 @@ class Watcher:
 
     Attributes:
       evaluator: makes the evaluator of each call.
-      around: for each placed call, a context around its execution.
       traced: called with each call that is traced.
       constructed: called with each function that xmap makes; the program gets what it returns.
     """
 
     evaluator: Callable[..., Evaluator] = Evaluator
-    around: Callable[[PlacedCall], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     traced: Callable[[Declaration, PlacedCall, tuple[Any, ...]], object] = lambda *call: None
     constructed: Callable[[Any], Any] = lambda function: function
 
@@ -46,19 +44,11 @@ def watcher() -> Watcher:
 
 
 @contextlib.contextmanager
-def watching(watcher: Watcher, jitted: bool) -> Iterator[None]:
-    """Watch what is traced here.
-
-    Args:
-      jitted: whether jitted functions call xmapped ones: JAX must not reuse traces that were made
-        without the watcher.
-    """
-    retraced: Any = contextlib.nullcontext()
-    if jitted:
-        retraced = _number(next(_numbers))
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Watch what is traced here; JAX uses no traces that it made without the watcher."""
     token = _watcher.set(watcher)
     try:
-        with retraced:
+        with _number(next(_numbers)):
             yield
     finally:
         _watcher.reset(token)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core.arguments import Declaration
@@ -25,21 +25,18 @@ from xmap_compat.core.errors import should_be
 from xmap_compat.core.execute import execute
 from xmap_compat.core.mesh import check_mesh, entered
 from xmap_compat.core.named_shape import is_array
-from xmap_compat.core.nested.axes import calls_in
 from xmap_compat.core.placement import Placement, enclosing_bodies
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watcher, watching
 from xmap_compat.errors import described, name_of
-from xmap_compat.tools.gathered import Gathered, gathered_arguments
-from xmap_compat.tools.shown import Shown, view
-from xmap_compat.tools.staged import Position, bytes_of, position_of, staged_program
+from xmap_compat.tools.staged import bytes_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
     Collective,
     NumberingEvaluator,
-    Reader,
     Scopes,
     Transfer,
+    collectives_of,
     sent_over,
     total_bytes,
 )
@@ -58,6 +55,9 @@ class Array:
       axes: for each dimension the named axis, or None where it is positional.
       spec: how it is partitioned over the mesh; None where no mesh is used.
       device_shape: the shape of the part on each device.
+      gathered: mesh axes that the given array is sharded over although its spec does not say so: it
+        is gathered over them where it enters the call. Known of the arguments of ``f.plan``, and of
+        types over Explicit axes.
     """
 
     path: str
@@ -66,6 +66,7 @@ class Array:
     axes: tuple[AxisName | None, ...]
     spec: PartitionSpec | None
     device_shape: tuple[int, ...]
+    gathered: tuple[Any, ...] = ()
 
     @property
     def type(self) -> str:
@@ -89,12 +90,10 @@ class Nested:
       function: its name.
       axes: its own named axes; the mesh axes that split them are taken from the mesh of the outer
         call.
-      where: the position of the call.
     """
 
     function: str
     axes: tuple[Placement, ...]
-    where: Position | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +104,6 @@ class Call:
       function: its name.
       mesh: the mesh that the call is split over; None where it runs on one device.
       axes: the named axes.
-      nested: the calls of xmapped functions in the body, with outer calls first.
       arguments: one entry for each array.
       results: one entry for each array.
     """
@@ -113,7 +111,6 @@ class Call:
     function: str
     mesh: _jax.AnyMesh | None
     axes: tuple[Placement, ...]
-    nested: tuple[Nested, ...]
     arguments: tuple[Array, ...]
     results: tuple[Array, ...]
 
@@ -126,38 +123,34 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Plan(Shown):
+class Plan:
     """What a program does that calls xmapped functions, or one such call.
 
     Print it, show it in a notebook, or draw it with :meth:`svg`.
 
     Attributes:
       function: the name of the program, or of the xmapped function.
-      mesh: the mesh of its calls; None where they run on one device.
       calls: its calls of xmapped functions, one for each function and each type of arguments.
+      nested: the calls of xmapped functions in the bodies of these, inner ones first.
       collectives: the collectives in these calls and in their derivatives, in the order of the
         program.
-      transfers: what all of them send between devices, in the order of the program.
-      gathered: the arguments that are gathered where they enter a call, as far as arrays or types
-        have shardings.
     """
 
     function: str
-    mesh: _jax.AnyMesh | None
     calls: tuple[Call, ...]
+    nested: tuple[Nested, ...]
     collectives: tuple[Collective, ...]
-    transfers: tuple[Transfer, ...]
-    gathered: tuple[Gathered, ...]
+
+    @property
+    def mesh(self) -> _jax.AnyMesh | None:
+        """The mesh of its calls; None if no call uses one."""
+        meshes = (call.mesh for call in self.calls)
+        return next(filter(None, meshes), None)
 
     @property
     def axes(self) -> tuple[Placement, ...]:
         """The named axes of all calls."""
         return _of_all(call.axes for call in self.calls)
-
-    @property
-    def nested(self) -> tuple[Nested, ...]:
-        """The calls of xmapped functions in the bodies of all calls."""
-        return _of_all(call.nested for call in self.calls)
 
     @property
     def arguments(self) -> tuple[Array, ...]:
@@ -170,11 +163,21 @@ class Plan(Shown):
         return _of_all(call.results for call in self.calls)
 
     @property
+    def gathered(self) -> tuple[Array, ...]:
+        """The arguments that are gathered where they enter a call, as far as that is known."""
+        return tuple(array for array in self.arguments if array.gathered)
+
+    @property
     def bytes_held(self) -> int:
         """The bytes of the arguments and results of all calls on each device; temporary values are
         not among them.
         """
         return sum(call.bytes_held for call in self.calls)
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What all collectives send between devices."""
+        return _of_all(collective.transfers for collective in self.collectives)
 
     @property
     def bytes_sent(self) -> int | None:
@@ -188,9 +191,16 @@ class Plan(Shown):
         """
         return sent_over(self.transfers, self.mesh)
 
+    def __repr__(self) -> str:
+        from xmap_compat.tools.plan_text import text_of_plan
+
+        return text_of_plan(self)
+
     def svg(self) -> str:
         """The drawing as an SVG document."""
-        return view("picture").svg(self)
+        from xmap_compat.tools.picture import svg
+
+        return svg(self)
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -252,7 +262,7 @@ def plan_of_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Plan:
     def traced(*args):
         return step(*args)
 
-    return _plan(traced, args, name_of(step), jitted=True)
+    return _plan(traced, args, name_of(step))
 
 
 def plan_of_call(
@@ -265,52 +275,32 @@ def plan_of_call(
     """
 
     @functools.wraps(declared.fun, updated=())
-    def call(*args):
-        made = placed or place_call(declared, args)
+    def call(*tracers):
+        made = placed or place_call(declared, tracers)
         watcher().traced(declared, made, args)
-        return execute(made, jax.tree.leaves(args))
+        return execute(made, jax.tree.leaves(tracers))
 
-    return _plan(call, args, declared.name, jitted=False)
+    return _plan(call, args, declared.name)
 
 
-def _plan(fun: Callable[..., Any], args: tuple[Any, ...], name: str, jitted: bool) -> Plan:
+def _plan(fun: Callable[..., Any], args: tuple[Any, ...], name: str) -> Plan:
     scopes = Scopes()
     calls: dict[Any, Call] = {}
+    nested: dict[Nested, None] = {}
     bodies = enclosing_bodies()
 
     def note(declared, placed, arguments):
-        is_nested = enclosing_bodies() != bodies
-        if not is_nested:
-            call = _call(declared, placed, arguments)
-            calls.setdefault((declared.fun, call), call)
+        if enclosing_bodies() != bodies:
+            axes = tuple(placed.placements.values())
+            nested[Nested(declared.name, axes)] = None
+            return
+        call = _call(declared, placed, arguments)
+        calls.setdefault((declared.fun, call), call)
 
     evaluator = functools.partial(NumberingEvaluator, scopes=scopes)
-    with watching(Watcher(evaluator, scopes.around_call, note), jitted):
+    with watching(Watcher(evaluator, note)):
         jaxpr = jax.make_jaxpr(fun)(*args)
-    program = staged_program(jaxpr)
-    reader = Reader(program, scopes)
-    given = zip(_paths(fun, args), jax.tree.leaves(args))
-    gathered = gathered_arguments(program, dict(zip(program.inputs, given)))
-    return Plan(
-        name,
-        _mesh(jaxpr, calls.values()),
-        tuple(calls.values()),
-        reader.collectives(),
-        reader.transfers(),
-        tuple(dict.fromkeys(gathered)),
-    )
-
-
-def _mesh(jaxpr: Any, calls: Iterable[Call]) -> _jax.AnyMesh | None:
-    """The mesh of the calls, or else of a ``shard_map`` that the user has written."""
-    for call in calls:
-        if call.mesh is not None:
-            return call.mesh
-    for eqn, _ in _jax.walk(jaxpr):
-        found = _jax.read(eqn)
-        if isinstance(found, _jax.ShardMap):
-            return found.mesh
-    return None
+    return Plan(name, tuple(calls.values()), tuple(nested), collectives_of(jaxpr, scopes))
 
 
 def _call(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Call:
@@ -318,30 +308,32 @@ def _call(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> C
         declared.name,
         placed.scope.mesh if placed.uses_mesh else None,
         tuple(placed.placements.values()),
-        tuple(dict.fromkeys(_nested(placed.program.jaxpr))),
         tuple(_arguments(declared, placed, args)),
         tuple(_results(placed)),
     )
 
 
-def _nested(jaxpr: Any) -> Iterator[Nested]:
-    """The nested calls; the place of each is the innermost call around its equations whose line is
-    known.
-    """
-    for eqn, around in _jax.walk(jaxpr):
-        calls = calls_in(str(eqn.source_info.name_stack))
-        if not calls:
-            continue
-        positions = [position_of(outer) for outer in reversed(around)]
-        where = next(filter(None, positions), None)
-        for call in calls:
-            yield Nested(call.function, call.axes, where)
-
-
 def _arguments(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Iterator[Array]:
     leaves = jax.tree.leaves(args)
     for path, leaf, spec in zip(_paths(declared.fun, args), leaves, placed.in_specs):
-        yield _array(path, jax.typeof(leaf), spec, placed)
+        array = _array(path, jax.typeof(leaf), spec, placed)
+        yield dataclasses.replace(array, gathered=_gathered(leaf, array, placed))
+
+
+def _gathered(leaf: Any, array: Array, placed: PlacedCall) -> tuple[Any, ...]:
+    """The mesh axes that an argument is sharded over, and not named for in its spec."""
+    mesh = placed.scope.mesh
+    if array.spec is None or mesh is None:
+        return ()
+    sharding = getattr(leaf, "sharding", None)
+    given: Any = ()
+    if isinstance(leaf, jax.core.Tracer):
+        given = _jax.explicit_spec(leaf)
+    elif isinstance(sharding, NamedSharding) and dict(sharding.mesh.shape) == dict(mesh.shape):
+        given = sharding.spec
+    axes = _of_all(map(_jax.axes_of_entry, given))
+    named = _of_all(map(_jax.axes_of_entry, array.spec))
+    return tuple(axis for axis in axes if axis not in named)
 
 
 def _paths(fun: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[str]:

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from xmap_compat import _jax, api
-from xmap_compat.core.errors import as_set, should_be
+from xmap_compat.core.errors import as_set, did_you_mean, should_be
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import current_scope, parse_axis_resources
-from xmap_compat.errors import name_of, no_devices
+from xmap_compat.errors import name_of
 from xmap_compat.tools.plan import Plan, plan_of_step
 from xmap_compat.tools.progress import progress
-from xmap_compat.tools.shown import Shown
-from xmap_compat.tools.text import axes_name, by_key, listed
-from xmap_compat.tools.transfers import sent_over
+from xmap_compat.tools.text import axes_name, listed
 from xmap_compat.xmapped import declaration_of
 
 LIMIT = 1000  # assignments that are planned at most
@@ -38,45 +32,36 @@ class Candidate:
       axis_resources: the argument for ``xmap``.
       devices: how many devices do different work; the others do the same as one of these.
       bytes_held: of arguments and results of the calls on each device, exactly, without
-        temporaries; None if refused.
+        temporaries.
       bytes_sent: bytes that each device sends over each mesh axis, and over tuples of them at once.
-      flops, peak: XLA's figures for one device; None unless it was compiled.
       dominated: whether another one has no larger figure and a smaller one, and sends no more over
         any mesh axis.
       refused: the reason why you cannot use it; else None.
-      alike: the assignments that differ from this one only by an exchange of equal mesh axes.
     """
 
     axis_resources: Mapping[Any, Any]
     devices: int = 1
-    bytes_held: int | None = None
+    bytes_held: int = 0
     bytes_sent: Mapping[Any, int] = dataclasses.field(default_factory=dict)
-    flops: float | None = None
-    peak: int | None = None
     dominated: bool = False
     refused: str | None = None
-    alike: tuple[Mapping[Any, Any], ...] = ()
 
     @property
     def name(self) -> str:
-        """``batch: x, hidden: y``, and after ``=`` the assignments that are alike."""
-        names = []
-        for resources in (self.axis_resources, *self.alike)[:2]:
-            parsed = parse_axis_resources(resources)
-            used = [f"{name}: {axes_name(over)}" for name, over in parsed.items() if over]
-            names.append(listed(used) or "one device")
-        if len(self.alike) > 1:
-            names.append(f"{len(self.alike) - 1} more")
-        return " = ".join(names)
+        """``batch: x, hidden: y``"""
+        parsed = parse_axis_resources(self.axis_resources)
+        used = [f"{name}: {axes_name(over)}" for name, over in parsed.items() if over]
+        return listed(used) or "one device"
 
     @property
-    def facts(self) -> tuple[float, ...]:
+    def facts(self) -> tuple[int, int, int]:
         """The figures that are compared, the less the better."""
-        sent = sum(self.bytes_sent.values())
-        return -self.devices, self.flops or 0, self.peak or 0, self.bytes_held or 0, sent
+        return -self.devices, self.bytes_held, sum(self.bytes_sent.values())
 
     def beats(self, other: Candidate) -> bool:
         """Whether no figure is larger, and one is smaller."""
+        if self.refused is not None:
+            return False
         for axes, count in self.bytes_sent.items():
             if count > other.bytes_sent.get(axes, 0):
                 return False
@@ -85,24 +70,27 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Candidates(Shown, Sequence[Candidate]):
+class Candidates(Sequence[Candidate]):
     """The result of a search; it prints as a table.
 
     Attributes:
       mesh: as it was given, or in scope.
       found: usable ones in the order of their facts, dominated ones last; then refused ones.
-      compiled: whether they were compiled.
     """
 
     mesh: Any
     found: tuple[Candidate, ...]
-    compiled: bool
 
     def __getitem__(self, key: Any) -> Any:
         return self.found[key]
 
     def __len__(self) -> int:
         return len(self.found)
+
+    def __repr__(self) -> str:
+        from xmap_compat.tools.plan_text import text_of_search
+
+        return text_of_search(self)
 
 
 @_jax.api_boundary
@@ -111,13 +99,12 @@ def search(
     *args: Any,
     mesh: _jax.AnyMesh | None = None,
     fixed: Mapping[Any, Any] | None = None,
-    compiled: bool = False,
 ) -> Candidates:
     """Every assignment of named axes to mesh axes, beside what each device holds and sends under
     it.
 
-    Those that only exchange equal mesh axes are one.  *Dominated* ones come last; the order of the
-    others is not a ranking.  An axis over several mesh axes takes them in the order of the mesh.
+    *Dominated* ones come last; the order of the others is not a ranking.  An axis over several mesh
+    axes takes them in the order of the mesh.
 
     Args:
       f_or_make: an xmapped function; or ``make(axis_resources)`` that returns the step, gradients
@@ -125,7 +112,6 @@ def search(
       args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``.
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
       fixed: resources of axes that the search leaves fixed: ``{'batch': 'x', 'classes': ()}``.
-      compiled: whether to compile every assignment, for XLA's FLOPs and peak memory.
 
     Raises:
       TypeError: an argument is of the wrong type.
@@ -149,174 +135,57 @@ def search(
         raise should_be("The argument f_or_make of search", wanted, f_or_make)
     if fixed is not None and not isinstance(fixed, Mapping):
         raise should_be("The argument fixed of search", "a mapping like {'batch': 'x'}", fixed)
+    fixed = fixed or {}
     with entered(check_mesh("search", mesh)):
         scope = current_scope().mesh
         if scope is None:
             raise _no_mesh()
-        if compiled and isinstance(scope, jax.sharding.AbstractMesh):
-            raise no_devices("search(compiled=True)", scope)
-        make = _maker(f_or_make, args, fixed or {})
-        task = _Task(name_of(f_or_make), make, args, scope, fixed or {}, compiled)
-        assignments = progress(task.assignments(), "assignments")
-        found = _ranked(itertools.starmap(task.candidate, assignments))
-    return Candidates(scope, tuple(found), compiled)
+        make = _maker(f_or_make, fixed)
+        names = _axes_of(_first_plan(make, args, fixed, name_of(f_or_make)))
+        _check_fixed(fixed, names)
+        assignments = list(_assignments(names, scope, fixed))
+        found = []
+        for resources in progress(assignments, "assignments"):
+            found.append(_candidate(make, args, scope, resources))
+    return Candidates(scope, tuple(_ranked(found)))
 
 
-def _maker(
-    f_or_make: Callable[..., Any], args: tuple[Any, ...], fixed: Resources
-) -> Callable[[Resources], Any]:
+def _maker(f_or_make: Callable[..., Any], fixed: Resources) -> Callable[[Resources], Any]:
     """The function that makes the step."""
     declared = declaration_of(f_or_make)
-    if declared is not None:
-        _check_fixed(fixed, declared.names)
-        return functools.partial(api.with_resources, declared)
-    try:
-        inspect.signature(f_or_make).bind({})
-    except TypeError:
-        raise _no_maker(name_of(f_or_make), len(args)) from None
-    return f_or_make
+    if declared is None:
+        return f_or_make
+    _check_fixed(fixed, declared.names)
+    return functools.partial(api.with_resources, declared)
 
 
 def _check_fixed(fixed: Resources, known: Sequence[Hashable]) -> None:
-    unknown = [name for name in fixed if name not in known]
+    unknown = list(fixed.keys() - set(known))
     if unknown:
         raise _unknown_fixed_axes(unknown, known)
 
 
-@dataclasses.dataclass
-class _Task:
-    """The task of a search.
-
-    Attributes:
-      name: that of the function which the user gave.
-      make: makes the step.
-      names: the axes to assign.
-      kinds: for each mesh axis its size, as equal ones can be exchanged; its name if a
-        ``shard_map`` of the user's tells them apart.
-    """
-
-    name: str
-    make: Callable[[Resources], Any]
-    args: tuple[Any, ...]
-    mesh: _jax.AnyMesh
-    fixed: Resources
-    compiled: bool
-
-    def __post_init__(self) -> None:
-        plan = plan_of_step(self._first_step(), self.args)
-        placed = _placed(plan)
-        if not placed:
-            raise _no_xmapped_call()
-        known = dict(placed)
-        _check_fixed(self.fixed, list(known))
-        self.names = [*known]
-        for name in self.fixed:
-            self.names.remove(name)
-        has_own_shard_map = plan.mesh is not None and not any(known.values())
-        self.kinds = dict(self.mesh.shape)
-        if has_own_shard_map:
-            self.kinds = dict(zip(self.kinds, self.kinds))
-
-    def _first_step(self) -> Callable[..., Any]:
-        fixed = dict(self.fixed)
-        try:
-            step = self.make(fixed)
-        except Exception as error:
-            error.add_note(
-                f"search called {self.name}({fixed!r}) as make(axis_resources), which should "
-                "return the step with the resources of fixed. Pass an xmapped function, or "
-                "make(axis_resources)"
-            )
-            raise
-        if not callable(step):
-            what = "What make(axis_resources) returns to search"
-            raise should_be(what, "the step, a function", step)
-        return step
-
-    def assignments(self) -> list[list[Resources]]:
-        """All assignments, in groups of those that only exchange equal mesh axes."""
-        sets: list[Any] = [(), *self.kinds]
-        for count in range(2, len(self.kinds) + 1):
-            sets.extend(itertools.combinations(self.kinds, count))
-        choices = dict.fromkeys(self.names, sets)
-        kinds = list(self.kinds.values())
-        most = LIMIT
-        for kind in set(kinds):
-            most *= math.factorial(kinds.count(kind))
-        if len(sets) ** len(choices) > most:
-            raise _too_many_candidates(self.names, len(sets), most)
-        every: list[Resources] = []
-        for chosen in itertools.product(*choices.values()):
-            resources = dict(self.fixed)
-            for name, axes in zip(choices, chosen):
-                if axes != ():
-                    resources[name] = axes
-            every.append(resources)
-        return list(by_key(every, self._exchanged).values())
-
-    def _exchanged(self, resources: Resources) -> str:
-        """An assignment with mesh axes named after their kind, in the order in which they occur."""
-        names: dict[Any, Any] = {}
-        counts: Counter[Any] = Counter()
-        found = {}
-        for name, over in parse_axis_resources(resources).items():
-            for axis in over:
-                if axis in self.kinds and axis not in names:
-                    kind = self.kinds[axis]
-                    counts[kind] += 1
-                    names[axis] = kind, counts[kind]
-            if over:
-                found[name] = [names.get(axis, axis) for axis in over]
-        return repr(found)
-
-    def candidate(self, resources: Resources, *alike: Resources) -> Candidate:
-        """An assignment with its facts, or why it cannot be used."""
-        found = Candidate(resources, alike=alike)
-        try:
-            found = self._planned(found)
-            if self.compiled:
-                found = self._compiled(found)
-        except Exception as error:  # of the call, or of the compiler
-            found = dataclasses.replace(found, refused=str(error) or repr(error))
-        return found
-
-    def _planned(self, found: Candidate) -> Candidate:
-        plan = plan_of_step(self.make(dict(found.axis_resources)), self.args)
-        placed = _placed(plan)
-        wanted = parse_axis_resources(found.axis_resources)
-        ignored = []
-        for name in dict(placed):
-            over = [r for r in wanted.get(name, ()) if not isinstance(r, SerialLoop)]
-            if (name, tuple(over)) not in placed:
-                ignored.append(name)
-        if ignored:
-            raise _ignored_resources(ignored)
-        used: set[Any] = set()
-        for _, axes in placed:
-            used.update(getattr(axis, "mesh_axis", axis) for axis in axes)
-        devices = math.prod(size for axis, size in self.mesh.shape.items() if axis in used)
-        sent = sent_over(plan.transfers, self.mesh)
-        return dataclasses.replace(
-            found, devices=devices, bytes_held=plan.bytes_held, bytes_sent=sent
-        )
-
-    def _compiled(self, found: Candidate) -> Candidate:
-        """The candidate with XLA's figures."""
-        step = self.make(dict(found.axis_resources))
-        if not hasattr(step, "lower"):
-            step = jax.jit(step)
-        compiled = step.lower(*self.args).compile()
-        memory = compiled.memory_analysis()
-        held = memory.argument_size_in_bytes + memory.output_size_in_bytes
-        held += memory.temp_size_in_bytes - memory.alias_size_in_bytes
-        # On CPUs, XLA's peak lacks some of these.
-        peak = max(held, getattr(memory, "peak_memory_in_bytes", 0))
-        flops = (compiled.cost_analysis() or {}).get("flops", 0.0)
-        return dataclasses.replace(found, flops=flops, peak=peak)
+def _first_plan(
+    make: Callable[[Resources], Any], args: tuple[Any, ...], fixed: Resources, name: str
+) -> Plan:
+    """The plan under the resources of ``fixed``, which tells the named axes."""
+    try:
+        step = make(dict(fixed))
+    except Exception as error:
+        error.add_note(_note_about_make(name, fixed))
+        raise
+    if not callable(step):
+        what = "What make(axis_resources) returns to search"
+        raise should_be(what, "the step, a function", step)
+    return plan_of_step(step, args)
 
 
-def usable_of(found: Iterable[Candidate]) -> list[Candidate]:
-    return [c for c in found if c.refused is None]
+def _axes_of(plan: Plan) -> list[Hashable]:
+    """The named axes of all calls."""
+    names = list(dict(_placed(plan)))
+    if not names:
+        raise _no_xmapped_call()
+    return names
 
 
 def _placed(plan: Plan) -> list[tuple[Any, tuple[Any, ...]]]:
@@ -327,13 +196,67 @@ def _placed(plan: Plan) -> list[tuple[Any, tuple[Any, ...]]]:
     return [(axis.name, axis.mesh_axes) for axis in axes]
 
 
-def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+def _assignments(
+    names: Sequence[Hashable], mesh: _jax.AnyMesh, fixed: Resources
+) -> Iterator[Resources]:
+    """All assignments."""
+    choices: list[Any] = [(), *mesh.axis_names]
+    for count in range(2, len(mesh.axis_names) + 1):
+        choices.extend(itertools.combinations(mesh.axis_names, count))
+    free = [name for name in names if name not in fixed]
+    if len(choices) ** len(free) > LIMIT:
+        raise _too_many_candidates(free, len(choices))
+    for chosen in itertools.product(choices, repeat=len(free)):
+        resources = dict(fixed)
+        for name, axes in zip(free, chosen):
+            if axes != ():
+                resources[name] = axes
+        yield resources
+
+
+def _candidate(
+    make: Callable[[Resources], Any],
+    args: tuple[Any, ...],
+    mesh: _jax.AnyMesh,
+    resources: Resources,
+) -> Candidate:
+    """An assignment with its facts, or why it cannot be used."""
+    try:
+        plan = plan_of_step(make(dict(resources)), args)
+        placed = _placed(plan)
+        _check_not_ignored(placed, resources)
+    except Exception as error:
+        return Candidate(resources, refused=str(error) or repr(error))
+    used: set[Any] = set()
+    for _, axes in placed:
+        used.update(axes)
+    devices = math.prod(mesh.shape[axis] for axis in used)
+    return Candidate(resources, devices, plan.bytes_held, plan.sent_over)
+
+
+def _check_not_ignored(
+    placed: Sequence[tuple[Hashable, tuple[Any, ...]]], resources: Resources
+) -> None:
+    """Raise if the step gave other resources to an axis than it was asked to."""
+    wanted = parse_axis_resources(resources)
+    ignored = []
+    for name in dict(placed):
+        over = itertools.filterfalse(_is_loop, wanted.get(name, ()))
+        if (name, tuple(over)) not in placed:
+            ignored.append(name)
+    if ignored:
+        raise _ignored_resources(ignored)
+
+
+def _is_loop(resource: Any) -> bool:
+    return isinstance(resource, SerialLoop)
+
+
+def _ranked(found: Sequence[Candidate]) -> list[Candidate]:
     """The candidates in order, and which of them are dominated."""
-    found = list(candidates)
-    usable = usable_of(found)
     judged = []
     for candidate in found:
-        dominated = any(other.beats(candidate) for other in usable)
+        dominated = any(other.beats(candidate) for other in found)
         judged.append(dataclasses.replace(candidate, dominated=dominated))
 
     def key(c: Candidate) -> Any:
@@ -352,18 +275,11 @@ def _no_mesh() -> ValueError:
     )
 
 
-def _no_maker(name: str, count: int) -> TypeError:
-    return TypeError(
-        f"search got {name}, which cannot be called with axis_resources alone: it looks like the "
-        "step itself. Pass an xmapped function, or a function that makes the step: lambda "
-        f"axis_resources: <the step of {count} arguments>"
-    )
-
-
 def _unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
     return ValueError(
         f"search: fixed has resources for axes {as_set(unknown)}, but the xmapped functions of the "
-        f"step have the axes {as_set(known)}. Name only these in fixed"
+        f"step have the axes {as_set(known)}. Name only these in "
+        f"fixed{did_you_mean(unknown, known)}"
     )
 
 
@@ -382,9 +298,16 @@ def _no_xmapped_call() -> ValueError:
     )
 
 
-def _too_many_candidates(names: Sequence[Hashable], count: int, most: int) -> ValueError:
+def _too_many_candidates(names: Sequence[Hashable], count: int) -> ValueError:
     return ValueError(
         f"There are {count ** len(names)} assignments ({count} for each of {as_set(names)}), more "
-        f"than the {most} that search plans. Fix an axis: fixed={{{names[-1]!r}: ()}}; or give it "
+        f"than the {LIMIT} that search plans. Fix an axis: fixed={{{names[-1]!r}: ()}}; or give it "
         "some mesh axis there"
+    )
+
+
+def _note_about_make(name: str, fixed: Resources) -> str:
+    return (
+        f"search called {name}({dict(fixed)!r}) as make(axis_resources), which should return the "
+        "step with the resources of fixed. Pass an xmapped function, or make(axis_resources)"
     )

@@ -1,14 +1,13 @@
-"""A staged program as a tree: calls and ``shard_map`` are inlined, loops and branches are its
-branches.
+"""The operations of a staged program: calls and ``shard_map`` are inlined, loops and branches are
+entered.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xmap_compat import _jax
@@ -34,211 +33,107 @@ def position_of(eqn: Any) -> Position | None:
     return None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Value:
-    """A value of a program."""
-
-    aval: Any
-    literal: bool = False
-
-
 def bytes_of(aval: Any) -> int:
     shape = getattr(aval, "shape", ())
     dtype = getattr(aval, "dtype", None)
     return math.prod(shape) * getattr(dtype, "itemsize", 0)
 
 
-class Entry(NamedTuple):
-    """A value enters a ``shard_map`` over all axes of a mesh.
+class Around(NamedTuple):
+    """What is around an operation.
 
     Attributes:
-      spec: how it is cut there.
-    """
-
-    spec: Any
-    mesh_shape: Mapping[Any, int]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Surroundings:
-    """What is around the equations of one use of a jaxpr; two uses are never equal.
-
-    Attributes:
-      stack: the named scopes around it.
-      mesh_shape: the axes of the mesh that it runs on.
+      stack: the named scopes.
+      sizes: the mesh axes of the ``shard_map``, and their sizes.
+      times: how often it runs; None in a while loop.
+      conditional: whether it is in a branch of a cond.
     """
 
     stack: str = ""
-    mesh_shape: Mapping[Any, int] = dataclasses.field(default_factory=dict)
+    sizes: Mapping[Any, int] = {}
+    times: int | None = 1
+    conditional: bool = False
 
-    def stack_of(self, eqn: Any) -> str:
-        """The named scopes around an equation of this jaxpr."""
-        own = str(eqn.source_info.name_stack)
-        return f"{self.stack}/{own}" if own else self.stack
+    def scopes(self, eqn: Any) -> str:
+        """The named scopes around an equation."""
+        return f"{self.stack}/{eqn.source_info.name_stack}"
 
-    def inside(self, eqn: Any, found: Any) -> _Surroundings:
-        """The surroundings of equations in the jaxprs of this equation."""
-        mesh_shape = self.mesh_shape
+    def inside(self, eqn: Any, found: Any) -> Around:
+        """What is around the equations of the jaxprs in an equation."""
+        around = self._replace(stack=self.scopes(eqn))
         if isinstance(found, _jax.ShardMap):
-            mesh_shape = found.mesh_shape
-        return _Surroundings(self.stack_of(eqn), mesh_shape)
+            return around._replace(sizes=found.mesh_shape)
+        if isinstance(found, _jax.Scan) and self.times is not None:
+            return around._replace(times=self.times * found.length)
+        if isinstance(found, _jax.While):
+            return around._replace(times=None)
+        if isinstance(found, _jax.Cond):
+            return around._replace(conditional=True)
+        return around
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Operation:
-    """An equation; or, without one, a value that enters or leaves a shard_map, under its other
-    type.
+_INLINED = (
+    _jax.Call,
+    _jax.CustomJvp,
+    _jax.CustomVjp,
+    _jax.CustomVmap,
+    _jax.Checkpoint,
+)
 
-    Attributes:
-      around: what is around it.
-      found: its structured form (``_jax.read``), an ``Entry``, or None.
-      branches: the programs in it; those of a cond are alternatives.
+
+def operations(jaxpr: Any) -> Iterator[tuple[Any, Around]]:
+    """The equations that XLA runs, in order: without those that nothing needs, and those that
+    compute once more what another one has computed.
     """
-
-    eqn: Any
-    operands: tuple[Value, ...]
-    results: tuple[Value, ...]
-    around: _Surroundings
-    found: Any = None
-    branches: tuple[StagedProgram, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return "" if self.eqn is None else str(self.eqn.primitive.name)
-
-    @property
-    def stack(self) -> str:
-        """The named scopes around it."""
-        return self.around.stack_of(self.eqn)
-
-    @property
-    def has_side_effect(self) -> bool:
-        return self.eqn is not None and _jax.has_side_effect(self.eqn)
-
-    @property
-    def iterations(self) -> int | None:
-        """How often the programs in it run; None for a while loop."""
-        if isinstance(self.found, _jax.While):
-            return None
-        if isinstance(self.found, _jax.Scan):
-            return self.found.length
-        return 1
-
-    def expression(self, numbers: Mapping[Any, int]) -> Any:
-        """Equal for operations that compute the same; the operation itself if that is unknown.
-
-        Args:
-          numbers: equal values have one number.
-        """
-        if self.eqn is None or self.branches or self.has_side_effect:
-            return self
-        operands: list[Any] = []
-        for variable, value in zip(self.eqn.invars, self.operands):
-            known = str(variable) if value.literal else numbers.get(value, value)
-            operands.append(known)
-        return self.name, str(self.eqn.params), *operands
+    yield from _operations(_jax.without_dead_code(jaxpr), Around(), [], {})
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class StagedProgram:
-    """A program: its operations in order, without those that nothing needs, because XLA drops
-    them.
+def _operations(
+    jaxpr: Any, around: Around, operands: Sequence[Any], computed: dict[Any, list[Any]]
+) -> Generator[tuple[Any, Around], None, list[Any]]:
+    """Yields the operations of a jaxpr, and returns its results.
+
+    Args:
+      operands: an object for each value, which is equal for equal values; the inputs of the jaxpr
+        are the last ones.
+      computed: the results of each expression.
     """
-
-    inputs: tuple[Value, ...]
-    operations: tuple[Operation, ...]
-    results: tuple[Value, ...]
-
-    @functools.cached_property
-    def repeated(self) -> frozenset[Operation]:
-        """Operations that compute once more what another one has computed; XLA runs one of them."""
-        numbers: dict[Any, int] = {}
-        found = set()
-        for operation in self.operations:
-            expression = operation.expression(numbers)
-            if (expression, 0) in numbers:
-                found.add(operation)
-            for k, value in enumerate(operation.results):
-                numbers[value] = numbers.setdefault((expression, k), len(numbers))
-        return frozenset(found)
-
-
-_INLINED = (_jax.Call, _jax.CustomJvp, _jax.CustomVjp, _jax.CustomVmap, _jax.Checkpoint)
-
-
-def staged_program(jaxpr: Any) -> StagedProgram:
-    """A staged program as a tree."""
-    return _program(_jax.without_dead_code(jaxpr), _Surroundings())
-
-
-def _program(jaxpr: Any, around: _Surroundings) -> StagedProgram:
     opened, _ = _jax.open_jaxpr(jaxpr)
-    env = {v: Value(v.aval) for v in opened.invars}
-    inputs = tuple(env.values())
-    operations = tuple(_operations(opened, env, around))
-    results = tuple(_value(env, v) for v in opened.outvars)
-    return StagedProgram(inputs, _needed(operations, results), results)
+    inputs = operands[len(operands) - len(opened.invars) :]
+    values = dict(zip(opened.invars, inputs))
 
+    def value(v: Any) -> Any:
+        if isinstance(v, _jax.Literal):
+            return str(v)
+        return values.setdefault(v, object())
 
-def _needed(operations: Sequence[Operation], results: Sequence[Value]) -> tuple[Operation, ...]:
-    """The operations that are needed; dead code in inlined functions with custom rules is left out
-    too.
-    """
-    needed = set(results)
-    kept = []
-    for operation in reversed(operations):
-        is_needed = not needed.isdisjoint(operation.results)
-        if is_needed or operation.has_side_effect:
-            needed.update(operation.operands)
-            kept.append(operation)
-    return tuple(reversed(kept))
-
-
-def _value(env: dict[Any, Value], v: Any) -> Value:
-    if isinstance(v, _jax.Literal):
-        return Value(v.aval, literal=True)
-    return env.setdefault(v, Value(v.aval))
-
-
-def _operations(opened: Any, env: dict[Any, Value], around: _Surroundings) -> Iterator[Operation]:
     for eqn in opened.eqns:
-        operands = tuple(_value(env, v) for v in eqn.invars)
         found = _jax.read(eqn)
         inside = around.inside(eqn, found)
+        given = [value(v) for v in eqn.invars]
         if isinstance(found, _INLINED):
-            called, _ = _jax.open_jaxpr(found.body)
-            given = operands[len(operands) - len(called.invars) :]
-            bound = dict(zip(called.invars, given))
-            yield from _operations(called, bound, inside)
-            for outer, inner in zip(eqn.outvars, called.outvars):
-                env[outer] = _value(bound, inner)
+            results = yield from _operations(found.body, inside, given, computed)
+            values.update(zip(eqn.outvars, results))
             continue
-        results = tuple(Value(v.aval) for v in eqn.outvars)
-        env.update(zip(eqn.outvars, results))
         if isinstance(found, _jax.ShardMap):
-            yield from _shard_map(found, operands, results, inside)
+            yield from _operations(found.body, inside, [], computed)
             continue
-        branches = tuple(_branches(eqn, found, inside))
-        yield Operation(eqn, operands, results, around, found, branches)
+        bodies = _bodies(eqn, found)
+        for body in bodies:
+            yield from _operations(body, inside, [], {})
+        is_expression = not bodies and not _jax.has_side_effect(eqn)
+        key = eqn.primitive.name, str(eqn.params), *given
+        if is_expression and key in computed:
+            values.update(zip(eqn.outvars, computed[key]))
+            continue
+        yield eqn, around
+        if is_expression:
+            computed[key] = [value(v) for v in eqn.outvars]
+    return [value(v) for v in opened.outvars]
 
 
-def _shard_map(
-    found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: _Surroundings
-) -> Iterator[Operation]:
-    opened, _ = _jax.open_jaxpr(found.body)
-    env = {v: Value(v.aval) for v in opened.invars}
-    is_whole = found.mapped.issuperset(found.mesh_shape)
-    for v, value, spec in zip(opened.invars, operands, found.in_specs):
-        entry = Entry(spec, found.mesh_shape) if is_whole else None
-        yield Operation(None, (value,), (env[v],), inside, entry)
-    yield from _operations(opened, env, inside)
-    for v, value in zip(opened.outvars, results):
-        yield Operation(None, (_value(env, v),), (value,), inside)
-
-
-def _branches(eqn: Any, found: Any, inside: _Surroundings) -> Iterator[StagedProgram]:
+def _bodies(eqn: Any, found: Any) -> list[Any]:
     jaxprs = []
     if found is not None:
         jaxprs = [body.jaxpr for body in bodies_of(found)]
-    for jaxpr in jaxprs or _jax.subjaxprs(eqn.params):
-        yield _program(jaxpr, inside)
+    return jaxprs or list(_jax.subjaxprs(eqn.params))

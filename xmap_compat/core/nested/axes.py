@@ -1,21 +1,12 @@
-"""Mesh axes as named axes: which of them an xmap offers to those nested in it; and the named scopes
-by which plans find the equations of a nested call.
-"""
+"""Mesh axes as named axes: which of them an xmap offers to those nested in it."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import hashlib
-import re
-from collections.abc import Iterator, Mapping
-
-import jax
+from collections.abc import Mapping
 
 from xmap_compat import _jax
 from xmap_compat.core.placement import MeshAxis, Placement, Scope, enclosing_bodies
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import common
 
 
 def offered(scope: Scope) -> Mapping[MeshAxis, int]:
@@ -40,35 +31,3 @@ def as_placements(
         on = axis if nested else axis.mesh_axis
         placements[axis] = Placement(axis, size, mesh_axes=(on,), mesh_sizes=(size,))
     return placements
-
-
-@dataclasses.dataclass(frozen=True)
-class NestedCall:
-    """A call of an xmapped function in the body of another.
-
-    Attributes:
-      function: its name.
-      axes: its named axes and how they are executed.
-    """
-
-    function: str
-    axes: tuple[Placement, ...]
-
-
-# Equal calls share one scope: this grows with the axes of a program, and not with its calls.
-_calls: dict[str, NestedCall] = {}
-
-
-@contextlib.contextmanager
-def named_scope(call: NestedCall) -> Iterator[None]:
-    """The named scope around what a nested call traces."""
-    digest = hashlib.blake2s(repr(call).encode(), digest_size=8).hexdigest()
-    _calls[digest] = call
-    with jax.named_scope(f"nested_xmap_{digest}"):
-        yield
-
-
-def calls_in(name_stack: str) -> list[NestedCall]:
-    """The nested calls, outermost first, that an equation with these named scopes comes from."""
-    digests = re.findall(r"nested_xmap_([0-9a-f]{16})", name_stack)
-    return [_calls[digest] for digest in common(digests, _calls)]
