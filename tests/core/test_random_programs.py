@@ -213,7 +213,7 @@ second_order = functools.partial(check_derivative, second)
 NO_LOOPS = {"while_loops": False}  # they have no backward derivative
 NO_RULES = {"backward_rules": False}  # they have no forward one
 LOOPS_IN_VMAPS = {"operations": (widen, vmapped_while)}
-ELEMENTS = {"elements": True, "operations": (element_function, structured)}
+ELEMENTS = {"elements": True, "operations": (*[element_function] * 4, structured)}
 
 # JAX's vmap around the program has not all rules that these need.
 values_of_elements = functools.partial(check_values, calls=[plain, jitted, scanned])

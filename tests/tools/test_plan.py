@@ -307,6 +307,13 @@ def test_equal_transfers_of_one_collective_are_one_word(mesh42):
     assert collective.bytes_sent == plan.bytes_sent == 24
 
 
+def test_a_mesh_of_one_device_moves_nothing():
+    f = xmap(summed, ["i"], [], axis_resources={"i": "x"})
+    plan = f.plan(shaped(8), mesh=Mesh(jax.devices()[:1], "x"))
+    assert str(plan).startswith("plan of summed: mesh x: 1 (1 cpu device)\n")
+    assert [c.became for c in plan.collectives] == ["no transfer"]
+
+
 # ---------------------------------------------------------------------------- nested calls
 
 NESTED = {

@@ -169,7 +169,7 @@ def test_a_gradient_of_each_collective_sends_what_it_is_compiled_to_send(line, m
         assert_as_compiled(plan(step, *args), compiled_text(step, args))
 
 
-# Bodies with equal collectives, or some that only look equal; and the number of all-reduces.
+# Bodies with equal collectives, or some that only look equal; and the number of transfers.
 REPEATED = """
 1 | psum(v * 2) * sin(psum(v * 2))
 2 | jnp.mean(v, axis='i') + sin(jnp.var(v, axis='i'))
@@ -177,6 +177,7 @@ REPEATED = """
 2 | psum(v) * psum(v.astype(jnp.int32))
 2 | psum(v) * sin(pmax(v))
 2 | psum(v[::-1]) * sin(psum(v))
+2 | rotated(v, 2, 8) * sin(rotated(v, 4, 8))
 """
 
 
