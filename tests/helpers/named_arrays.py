@@ -93,7 +93,7 @@ class Model:
 
     @contextlib.contextmanager
     def back_among(self, sizes):
-        """The axes as they were when a rule was met: JAX runs it later, where inner axes are gone."""
+        """The axes as they were when a rule was made: JAX runs it later, where inner axes are gone."""
         self.sizes, now = sizes, self.sizes
         try:
             yield

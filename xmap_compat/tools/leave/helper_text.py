@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
 _SOURCE = Path(__file__).with_name("helper") / "named_axes.py"
 _BETWEEN = "\n\n\n"
 # The core has `mapped` and `axes_of`.
@@ -61,5 +59,3 @@ for _home in ("jax.lax", "xmap_compat", "xmap_compat.lax"):
 for _home in ("jax.numpy", "jax.nn", "jax.scipy.special"):
     REDUCTIONS |= {f"{_home}.{name}": name for name in _REDUCTIONS}
 FUNCTIONS |= REDUCTIONS
-# Those that are methods of arrays too.
-METHODS = _REDUCTIONS.intersection(dir(np.ndarray))
