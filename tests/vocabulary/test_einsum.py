@@ -50,6 +50,8 @@ CASES = {
     "one operand": ("nm{batch,keys}->m{batch}", ["batch n keys m"], "batch m"),
     "named in one only": ("n{batch,keys},n{batch}->{batch}", ["keys batch n", "batch n"], "batch"),
     "positional and named": ("nm{keys},mq{keys}->nq", ["keys n m", "m q keys"], "n q"),
+    "implicit": ("n{batch,keys},{keys}", ["batch n keys", "keys"], "batch n"),
+    "diagonal": ("nn{keys},{keys}->n", ["n n keys", "keys"], "n"),
     "three": (
         "n{batch,keys},{keys,heads},q{heads}->nq{batch}",
         ["batch n keys", "keys heads", "heads q"],
@@ -76,6 +78,8 @@ CASES = {
         "n m",
     ),
     "spaces": (" n {batch , keys} , {keys} -> n {batch} ", ["batch n keys", "keys"], "batch n"),
+    "ellipsis": ("...n{keys},n...{keys}->...", ["m n keys", "keys n m"], "m"),
+    "an ellipsis of fewer dimensions": ("...{keys},...{keys}->...", ["keys n m", "keys m"], "n m"),
 }
 
 
@@ -217,6 +221,19 @@ def test_the_path_is_chosen_for_what_a_device_holds(mesh, rng):
         return first
 
     assert result_of_the_first_dot({}) != result_of_the_first_dot({"i": ("x", "y")})
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    "optimize",
+    ["auto", True, False, opt_einsum.RandomGreedy(max_repeats=4)],
+    ids=lambda x: str(x)[:9],
+)
+@pytest.mark.parametrize("resources", [{}, {"keys": "x", "heads": "y"}], ids=str)
+def test_any_strategy_gives_the_same_result(optimize, resources, mesh, rng):
+    args = arguments("three", rng)
+    got = named("three", resources, optimize=optimize)(*args)
+    np.testing.assert_allclose(got, oracle("three")(*args), rtol=1e-4, atol=1e-4)
 
 
 def _derivative_inside(wrap, resources, args):
@@ -466,6 +483,29 @@ def test_a_skipped_axis_is_found_across_nested_maps(around, mesh, rng):
         TypeError, match=r"mentions the named axis `b` in operand 0 .* and skips it in operand 1"
     ):
         around(lambda a, c: einsum("{i,b},{i}->{b}", a, c))(x, x)
+
+
+def test_dimensions_of_one_element_broadcast_as_in_numpy(rng):
+    x, y = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=(8, 1)).astype(np.float32)
+    fun = xmap(lambda a, b: einsum("n{i},n{i}->...n", a, b), (["i", ...], ["i", ...]), [...])
+    np.testing.assert_allclose(fun(x, y), np.einsum("in,in->...n", x, y), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shapes"),
+    [
+        ("ba", [(2, 3)]),
+        ("zc,a", [(2, 3), (4,)]),
+        ("ki,jk", [(2, 3), (4, 2)]),
+        ("...ba,c", [(5, 2, 3), (4,)]),
+        ("cc,ba", [(2, 2), (3, 4)]),
+    ],
+)
+def test_without_an_arrow_the_letters_of_the_output_are_sorted_as_in_numpy(spec, shapes, rng):
+    operands = [rng.normal(size=(6, *shape)).astype(np.float32) for shape in shapes]
+    result = xmap(lambda *xs: einsum(spec, *xs), ["rows", ...], ["rows", ...])(*operands)
+    expected = np.stack([np.einsum(spec, *(x[k] for x in operands)) for k in range(6)])
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.sampled
