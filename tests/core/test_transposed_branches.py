@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.custom_derivatives import linear_call
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 
 from xmap_compat import Mesh, SerialLoop, xmap
@@ -121,8 +120,6 @@ def rule(op, p, b):
     return f(p, b)
 
 
-def called(op, p, b):
-    return linear_call(lambda p, v: op(p, v), lambda p, ct: op(p, 3 * ct), p, b)
 
 
 def pulled_inside(op, p, b):
@@ -263,19 +260,6 @@ def test_solvers_of_a_branch(method, placement):
     assert_near(of_p, 0 * P)
 
 
-@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
-def test_a_linear_call_with_a_collective_is_refused(resources):
-    def body(b):
-        return linear_call(lambda _, v: lax.psum(v, "i"), lambda _, ct: ct, (), b)
-
-    with (
-        Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")),
-        pytest.raises(NotImplementedError) as raised,
-    ):
-        xmap(body, ["i"], ["i"], axis_resources=resources)(P)
-    assert "does not know the operation `linear_call`, which uses the named axes `i`" in str(
-        raised.value
-    )
 
 
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
@@ -297,23 +281,3 @@ def test_a_rule_with_integer_results_in_a_linear_function(resources):
     assert_near(found, np.where(P > 0, 3 * P, 1)[:, None] * W)
 
 
-@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
-def test_a_hessian_of_a_symmetric_solve(resources):
-    """The second derivative along b is zero, and JAX knows it: it must not meet a transposed operator."""
-
-    def body(p, b):
-        def solver(_, b):
-            return b / jnp.where(p > 0, 3, 2)
-
-        return lax.custom_linear_solve(
-            lambda v: lax.cond(p > 0, lambda v: 3 * v, lambda v: 2 * v, v),
-            b,
-            solver,
-            symmetric=True,
-        )
-
-    with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
-        f = xmap(body, (["i"], ["j", "i", ...]), ["j", "i", ...], axis_resources=resources)
-        slope = jax.grad(lambda p, b: (f(p, b) * W).sum(), 1)
-        first, second = jax.jvp(slope, (P, B), (0 * P, W))
-    assert_near([first, second], [W / np.where(P > 0, 3, 2)[:, None], 0 * W])
