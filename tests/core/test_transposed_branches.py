@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.custom_derivatives import linear_call
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 
 from xmap_compat import Mesh, SerialLoop, xmap
@@ -120,6 +121,10 @@ def rule(op, p, b):
     return f(p, b)
 
 
+
+
+def called(op, p, b):
+    return linear_call(lambda p, v: op(p, v), lambda p, ct: op(p, 3 * ct), p, b)
 
 
 def pulled_inside(op, p, b):
@@ -260,6 +265,19 @@ def test_solvers_of_a_branch(method, placement):
     assert_near(of_p, 0 * P)
 
 
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
+def test_a_linear_call_with_a_collective_is_refused(resources):
+    def body(b):
+        return linear_call(lambda _, v: lax.psum(v, "i"), lambda _, ct: ct, (), b)
+
+    with (
+        Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")),
+        pytest.raises(NotImplementedError) as raised,
+    ):
+        xmap(body, ["i"], ["i"], axis_resources=resources)(P)
+    assert "does not know the operation `linear_call`, which uses the named axes `i`" in str(
+        raised.value
+    )
 
 
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
@@ -279,5 +297,3 @@ def test_a_rule_with_integer_results_in_a_linear_function(resources):
     with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
         found = jax.linear_transpose(lambda b: mapped(P, b), B)(W)[0]
     assert_near(found, np.where(P > 0, 3 * P, 1)[:, None] * W)
-
-
