@@ -470,8 +470,6 @@ def test_automatic_checks_around_see_what_they_see_of_the_program_by_hand(name, 
         np.testing.assert_array_equal(out, want)
 
 
-
-
 @pytest.mark.parametrize("name", list(CHECKED)[:4])
 def test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment(name):
     for resources in [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]:

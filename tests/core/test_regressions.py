@@ -62,15 +62,7 @@ def gradient(f, argnums=0):
 # ------------------------------------------------------------------- values that compare
 
 
-
-
-
-
 # ------------------------------------------------------------------------ random keys
-
-
-
-
 
 
 # ------------------------------------------------------------------ arguments of collectives
@@ -194,8 +186,6 @@ def on_device_rows(f):
     return lambda x, w: f(x[:, 0], w)[:, None]
 
 
-
-
 def test_a_nested_call_reaches_an_outer_axis_with_the_name_of_a_mesh_axis():
     x = numbers(N, 4, 3)
 
@@ -243,12 +233,6 @@ def test_custom_rules_that_optimize_rematerialization(mesh42, resources, wrap):
     assert_close(actual, np.sin(x) + 7 * x * np.cos(x))
 
 
-
-
-
-
-
-
 # ------------------------------------------------------------------------------- caches
 
 
@@ -259,5 +243,3 @@ def test_a_jitted_helper_follows_the_sizes_of_axes():
             xmap(helper, ["a"], ["a"])(np.ones(size, np.float32)),
             size + np.arange(size, dtype=np.float32),
         )
-
-

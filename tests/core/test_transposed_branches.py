@@ -121,8 +121,6 @@ def rule(op, p, b):
     return f(p, b)
 
 
-
-
 def called(op, p, b):
     return linear_call(lambda p, v: op(p, v), lambda p, ct: op(p, 3 * ct), p, b)
 
