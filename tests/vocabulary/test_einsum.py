@@ -86,15 +86,20 @@ class Case:
         return xmap(body, in_axes, spec_of(self.result), axis_resources=own)
 
 
-def read(table):
-    cases = {}
+def cells(table):
+    """The cells of a row by its name."""
+    found = {}
     for line in table.replace("\\\n", "").strip().splitlines():
-        name, *fields = (field.strip() for field in line.split("|"))
-        cases[name] = Case(*fields)
-    return cases
+        name, *others = map(str.strip, line.split("|"))
+        found[name] = others
+    return found
 
 
-CASES = read(CASES)
+def function(arguments, text):
+    return eval(f"lambda {arguments}: {text}", globals())
+
+
+CASES = {name: Case(*others) for name, others in cells(CASES).items()}
 
 
 def spec_of(dims):
@@ -127,7 +132,8 @@ def test_values_and_gradients_equal_positional_einsum(name, resources, mesh, rng
 
     def both(f):
         def loss(*a):
-            return jnp.sum(jnp.sin(f(*a)) * weights)
+            weighted = jnp.sin(f(*a)) * weights
+            return jnp.sum(weighted)
 
         with_gradients = jax.value_and_grad(loss, tuple(range(len(args))))
         return jax.jit(with_gradients)(*args)
@@ -167,12 +173,13 @@ KEYS_SPLIT = [{}, {"keys": "x"}, {"batch": "x", "keys": "y"}, {"keys": ("x", "y"
 @pytest.mark.parametrize("name", ["tutorial", "batched", "vdot"])
 def test_contraction_is_one_dot_and_one_all_reduce(name, resources, mesh, rng):
     case = CASES[name]
-    lowered = jax.jit(case.named(resources)).lower(*case.arguments(rng))
+    fun = jax.jit(case.named(resources))
+    lowered = fun.lower(*case.arguments(rng))
     text = lowered.compile().as_text()
-    dots = len(re.findall(r" dot\(", text))
+    dots = text.count(" dot(")
     # XLA turns a dot of vectors into a fused multiply and sum by itself.
     assert dots == 1 or (name == "vdot" and dots == 0)
-    assert len(re.findall(r" all-reduce\(", text)) == ("keys" in resources)
+    assert text.count(" all-reduce(") == ("keys" in resources)
     assert not re.search(r" (all-gather|all-to-all|collective-permute)\(", text)
 
 
@@ -233,6 +240,7 @@ def _derivative_inside(wrap, resources, args):
     return xmap(body, in_axes, out_axes, axis_resources=resources)(*args)
 
 
+INSIDE_SHAPES = [(8, 16, 3), (16, 4), (8, 4, 3)]
 INSIDE = [{}, {"keys": "x"}, {"batch": "x", "heads": "y"}, {"heads": "x", "keys": "y"}]
 
 
@@ -242,16 +250,20 @@ def test_reverse_derivatives_inside_the_body_are_those_of_one_element(
     checkpoint, resources, mesh, rng
 ):
     """A sum over names is not transposed there (as in legacy): to each element its own part of it."""
-    x, y, z = normal(rng, (8, 16, 3), (16, 4), (8, 4, 3))
+    x, y, z = normal(rng, *INSIDE_SHAPES)
     kept = jax.checkpoint if checkpoint else lambda f: f
-    got = _derivative_inside(lambda f: jax.grad(kept(f)), resources, (x, y, z))
+
+    def gradient(f):
+        return jax.grad(kept(f))
+
+    got = _derivative_inside(gradient, resources, (x, y, z))
     close(got, np.einsum("kh,bhn->bkhn", y, z))
 
 
 @pytest.mark.parametrize("resources", INSIDE, ids=str)
 def test_forward_derivatives_inside_the_body_sum_over_names(resources, mesh, rng):
     """All elements move together, so that a tangent is summed like the value."""
-    x, y, z = normal(rng, (8, 16, 3), (16, 4), (8, 4, 3))
+    x, y, z = normal(rng, *INSIDE_SHAPES)
     got = _derivative_inside(jax.jacfwd, resources, (x, y, z))
     expected = np.einsum("kh,bhn->bn", y, z)[:, None, None]
     close(got, np.broadcast_to(expected, (8, 16, 4, 3)))
@@ -268,7 +280,8 @@ def test_derivatives_inside_of_dimensions_and_types_that_a_contraction_loses(res
     def gradient(contract):
         def body(v, w):
             def total(v):
-                return contract(v, w).astype(jnp.float32).sum()
+                result = contract(v, w)
+                return result.astype(jnp.float32).sum()
 
             return jax.grad(total)(v)
 
@@ -297,7 +310,8 @@ def test_a_precision_is_spelled_as_in_dot_general(precision):
         return pdot(v, w, "i", precision=precision)
 
     def precisions(fun):
-        return re.findall(r"precision=(.*)", str(jax.make_jaxpr(fun)(v, v)))
+        jaxpr = jax.make_jaxpr(fun)(v, v)
+        return re.findall(r"precision=(.*)", str(jaxpr))
 
     mapped = xmap(over_i, (["i", "j"], ["i", "k"]), ["j", "k"])
     assert precisions(mapped) == precisions(own) != []
@@ -314,7 +328,8 @@ def test_the_dots_of_a_derivative_have_the_types_of_jax():
         return pdot(v, w, "i", ((0,), (0,)), **in_f32)
 
     def dots(fun):
-        return re.findall(r":(\w+)\[[^ ]* = dot_general", str(jax.make_jaxpr(fun)(v, v)))
+        jaxpr = jax.make_jaxpr(fun)(v, v)
+        return re.findall(r":(\w+)\[[^ ]* = dot_general", str(jaxpr))
 
     mapped = xmap(jax.grad(over_i), (I_ROWS, I_ROWS), I_ROWS)
     by_vmap = jax.vmap(jax.grad(own))
@@ -373,13 +388,13 @@ def test_truth_values_are_alike_on_every_device(density, resources, mesh, rng):
         np.testing.assert_array_equal(got, counts > 0, err_msg=spec)
 
 
-NARROW = {
-    "einsum": lambda x, **kw: einsum("{i},{i}->", x, jnp.sign(x) ** 2, **kw),
-    "pdot": lambda x, **kw: pdot(x, jnp.sign(x) ** 2, "i", **kw),
-    "one operand": lambda x, **kw: einsum("{i}->", x, **kw),
-    "alone": lambda x, **kw: einsum("{i},n->", x, jnp.ones(1), **kw),
-    "three": lambda x, **kw: einsum("{i},{i},n->", x, jnp.sign(x) ** 2, jnp.ones(1), **kw),
-}
+NARROW = cells("""
+einsum | einsum("{i},{i}->", x, jnp.sign(x) ** 2, **kw)
+pdot | pdot(x, jnp.sign(x) ** 2, "i", **kw)
+one operand | einsum("{i}->", x, **kw)
+alone | einsum("{i},n->", x, jnp.ones(1), **kw)
+three | einsum("{i},{i},n->", x, jnp.sign(x) ** 2, jnp.ones(1), **kw)
+""")
 
 
 @pytest.mark.sampled
@@ -388,9 +403,10 @@ NARROW = {
 def test_a_narrower_preferred_type_rounds_once(of, resources, mesh):
     """Parts are not rounded before they are summed: how many parts there are depends on the placement."""
     x = np.array([256.5, -256] * 4, np.float32)
+    contract = function("x, **kw", *NARROW[of])
 
     def assert_sum(values, dtype, expected):
-        fun = functools.partial(NARROW[of], preferred_element_type=dtype)
+        fun = functools.partial(contract, preferred_element_type=dtype)
         got = xmap(fun, ["i"], {}, axis_resources=resources)(values)
         assert got.dtype == dtype
         assert float(got) == expected
@@ -415,8 +431,10 @@ def test_sums_of_other_element_types():
     def plus_count(v):
         return pdot(jnp.int8(1), jnp.int8(1), "i") + v
 
-    integers = jax.vmap(plus_count, axis_name="i")(jnp.zeros(300, jnp.int8))
-    np.testing.assert_array_equal(integers, np.full(300, np.int8(300 - 256)))
+    zeros = jnp.zeros(300, jnp.int8)
+    integers = jax.vmap(plus_count, axis_name="i")(zeros)
+    assert integers.dtype == jnp.int8
+    np.testing.assert_array_equal(integers, np.full(300, 300 - 256))
     z = (np.arange(8) + 1j).astype(np.complex64)
 
     def real_of_all(a):
@@ -445,17 +463,15 @@ def of_both(a, b):
     return einsum("{i,x},{i,x}->", a, b)
 
 
-# name: of named vectors u and v: positionally
-MANUAL = """
-einsum: einsum("n{x},n{x}->", u, v): u @ v
-three: einsum("n{x},n{x},n{x}->", u, v, u): (u * v * u).sum()
-pdot: pdot(u, v, "x", ((0,), (0,))): u @ v
-xmap: over_i(of_both)(u, v): u @ v
-vmap: by_vmap(of_both)(u, v): u @ v
-truth: einsum("n{x},n{x}->", u > 7, v > 0) * 1.0: ((u > 7) & (v > 0)).any() * 1.0
-"""
-MANUAL = [line.split(": ") for line in MANUAL.strip().splitlines()]
-MANUAL = {name: texts for name, *texts in MANUAL}
+# name | of named vectors u and v | positionally
+MANUAL = cells("""
+einsum | einsum("n{x},n{x}->", u, v) | u @ v
+three | einsum("n{x},n{x},n{x}->", u, v, u) | (u * v * u).sum()
+pdot | pdot(u, v, "x", ((0,), (0,))) | u @ v
+xmap | over_i(of_both)(u, v) | u @ v
+vmap | by_vmap(of_both)(u, v) | u @ v
+truth | einsum("n{x},n{x}->", u > 7, v > 0) * 1.0 | ((u > 7) & (v > 0)).any() * 1.0
+""")
 
 
 @pytest.mark.sampled
@@ -464,7 +480,7 @@ MANUAL = {name: texts for name, *texts in MANUAL}
 def test_braces_name_the_axes_of_a_shard_map(name, jit, mesh):
     u = np.arange(8, dtype=np.float32)
     v = np.linspace(-1, 1, 8, dtype=np.float32)
-    named, positional = (eval(f"lambda u, v: {text}", globals()) for text in MANUAL[name])
+    named, positional = (function("u, v", text) for text in MANUAL[name])
     specs = {"in_specs": (P("x"), P("x")), "out_specs": P()}
     mapped = jax.shard_map(named, mesh=mesh.physical_mesh, **specs)
     if jit:
@@ -487,19 +503,19 @@ def test_an_axis_of_a_shard_map_that_an_operand_skips(mesh):
         skipping(u, u)
 
 
-AROUND = {
-    "xmaps": lambda f: over_b(over_i(f)),
-    "inner split": lambda f: over_b(over_i(f, i="x")),
-    "both split": lambda f: over_b(over_i(f, i="x"), b="y"),
-    "vmap around": lambda f: jax.vmap(over_i(f), axis_name="b"),
-    "vmap inside": lambda f: over_b(by_vmap(f)),
-}
+AROUND = cells("""
+xmaps | over_b(over_i(f))
+inner split | over_b(over_i(f, i="x"))
+both split | over_b(over_i(f, i="x"), b="y")
+vmap around | jax.vmap(over_i(f), axis_name="b")
+vmap inside | over_b(by_vmap(f))
+""")
 
 
 @pytest.mark.parametrize("around", AROUND)
 def test_a_skipped_axis_is_found_across_nested_maps(around, mesh, rng):
     [x] = normal(rng, (4, 8))
-    nest = AROUND[around]
+    nest = function("f", *AROUND[around])
     named = nest(lambda a, c: einsum("{i,b},{i,b}->{b}", a, c))
     close(named(x, x), (x * x).sum(1), rtol=1e-5, atol=0)
     skipping = nest(lambda a, c: einsum("{i,b},{i}->{b}", a, c))
@@ -516,18 +532,18 @@ def test_dimensions_of_one_element_broadcast_as_in_numpy(rng):
 
 
 # Specs, and the shapes of their operands.
-WITHOUT_AN_ARROW = {
-    "ba": [(2, 3)],
-    "zc,a": [(2, 3), (4,)],
-    "ki,jk": [(2, 3), (4, 2)],
-    "...ba,c": [(5, 2, 3), (4,)],
-    "cc,ba": [(2, 2), (3, 4)],
-}
+WITHOUT_AN_ARROW = cells("""
+ba | (2, 3)
+zc,a | (2, 3) | (4,)
+ki,jk | (2, 3) | (4, 2)
+...ba,c | (5, 2, 3) | (4,)
+cc,ba | (2, 2) | (3, 4)
+""")
 
 
 @pytest.mark.parametrize("spec", WITHOUT_AN_ARROW)
 def test_without_an_arrow_the_letters_of_the_output_are_sorted_as_in_numpy(spec, rng):
-    shapes = [(6, *shape) for shape in WITHOUT_AN_ARROW[spec]]
+    shapes = [(6, *eval(shape)) for shape in WITHOUT_AN_ARROW[spec]]
     operands = normal(rng, *shapes)
     rows = ["rows", ...]
     result = xmap(functools.partial(einsum, spec), rows, rows)(*operands)
@@ -535,11 +551,11 @@ def test_without_an_arrow_the_letters_of_the_output_are_sorted_as_in_numpy(spec,
     close(result, expected, rtol=1e-5, atol=1e-6)
 
 
-TOTALS = {
-    "psum": lambda ct: lax.psum(ct, "i"),
-    "pdot": lambda ct: pdot(ct, jnp.float32(1), "i"),
-    "einsum": lambda ct: einsum("{i},{i},{i}->", ct, jnp.float32(1), jnp.float32(1)),
-}
+TOTALS = cells("""
+psum | lax.psum(ct, "i")
+pdot | pdot(ct, jnp.float32(1), "i")
+einsum | einsum("{i},{i},{i}->", ct, jnp.float32(1), jnp.float32(1))
+""")
 
 
 @pytest.mark.sampled
@@ -547,7 +563,7 @@ TOTALS = {
 @pytest.mark.parametrize("resources", SPLITS, ids=str)
 def test_a_backward_rule_may_sum_its_cotangent_by_a_contraction(contract, resources, mesh):
     """A cotangent that arrives summed counts once, whatever the rule sums it with."""
-    total = TOTALS[contract]
+    total = function("ct", *TOTALS[contract])
 
     @jax.custom_vjp
     def weighted(v, w):
