@@ -62,6 +62,7 @@ TEXTS = {
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
     "core.notes": 2,  # notes on errors of JAX and NumPy
     "tools.leave.helper.named_axes": 1,  # jax.vmap has no type for a result that is mapped after all
+    "xmapped": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
 }
 
 # Variables of the fence that hold private objects, or public ones of which private attributes are read; and the
