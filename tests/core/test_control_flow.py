@@ -221,7 +221,7 @@ def halved(over):
 
 
 def back_around(v):
-    size = lax.axis_size("a")
+    size = lax.psum(1, "a")
     return lax.ppermute(v, "a", [(k, (k - 1) % size) for k in range(size)])
 
 
@@ -263,25 +263,42 @@ def while_in_while_with_sums(x, u, w):
     return lax.while_loop(lambda s: s[0] < lax.axis_index("a") % 3, outer, (0, x))
 
 
-# Of x, u, w and the turns that each element takes.
-APART = expressions(
-    """
-sum in one branch: lax.cond(turns % 2 == 0, lambda v: lax.psum(v, "a"), lambda v: 2 * v, x)
-branches that differ over another axis: lax.cond(u > 0, lambda v: lax.psum(v, "b"), lambda v: v, x)
-exchanges: lax.switch(turns, [back_around, lambda v: lax.all_gather(v, "b").sum(0), jnp.sin], x)
-sum in the body: lax.while_loop(lambda s: s[0] < turns, halved("a"), (0, x))
-sum in the condition: lax.while_loop(lambda v: lax.psum(v.sum(), "b") < 30.0, lambda v: v + jnp.abs(x) + 0.5, x)
-sum after the loop: lax.psum(lax.while_loop(lambda v: v < 5, lambda v: v * 1.5 + 1, jnp.abs(x[0])), "a")
-loop in a branch: lax.cond(turns > 0, lambda v: lax.while_loop(lambda s: s[0] < 3, halved("a"), (0, v))[1], jnp.sin, x)
-""",
-    "x, u, w, turns",
-    globals(),
-)
+def sum_in_one_branch(x, u, w):
+    even = lax.axis_index("a") % 2 == 0
+    return lax.cond(even, lambda v: lax.psum(v, "a"), lambda v: 2 * v, x)
 
 
-def one_construct(x, u, w):
+def branches_that_differ_over_another_axis(x, u, w):
+    return lax.cond(u > 0, lambda v: lax.psum(v, "b"), lambda v: v, x)
+
+
+def exchanges(x, u, w):
+    branches = [back_around, lambda v: lax.all_gather(v, "b").sum(0), lambda v: 2 * v]
+    return lax.switch(lax.axis_index("b") - 1, branches, x)
+
+
+def sum_in_the_body(x, u, w):
     turns = (lax.axis_index("a") + 2 * lax.axis_index("b")) % 4
-    return {name: fun(x, u, w, turns) for name, fun in APART.items()}
+    return lax.while_loop(lambda s: s[0] < turns, halved("a"), (0, x))
+
+
+def sum_in_the_condition(x, u, w):
+    def step(v):
+        return v + jnp.abs(x) + 0.5
+
+    return lax.while_loop(lambda v: lax.psum(v.sum(), "b") < 30.0, step, x)
+
+
+def sum_after_the_loop(x, u, w):
+    done = lax.while_loop(lambda v: v < 5, lambda v: v * 1.5 + 1, jnp.abs(x[0]))
+    return lax.psum(done, "a"), lax.all_gather(done, "b")
+
+
+def loop_in_a_branch(x, u, w):
+    def loop(v):
+        return lax.while_loop(lambda s: s[0] < 3, halved("a"), (0, v))[1]
+
+    return lax.cond(lax.axis_index("b") > 0, loop, lambda v: v * u, x)
 
 
 # ------------------------------------------------------------- and differentiated from outside
@@ -336,12 +353,19 @@ def sum_in_a_loop(x, u, w):
 
 
 DIVERGENT = {
-    "one construct": (one_construct,),
-    "several": (
+    "branches": (
+        sum_in_one_branch,
+        branches_that_differ_over_another_axis,
+        exchanges,
         cond_hides_the_sum_deeply,
-        while_an_element_of_a_vmap_goes_on_again,
-        while_in_while_with_sums,
     ),
+    "loops": (
+        sum_in_the_body,
+        sum_in_the_condition,
+        sum_after_the_loop,
+        while_an_element_of_a_vmap_goes_on_again,
+    ),
+    "nested": (while_in_while_with_sums, loop_in_a_branch),
 }
 IN_REVERSE = (
     sum_in_a_branch_of_a_remat,
