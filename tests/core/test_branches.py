@@ -326,8 +326,6 @@ def test_devices_compute_all_branches_if_a_rule_has_a_collective(part):
         assert_near(gradient(V, 2.0), (np.where(V > 0, 3.0, np.cos(V)), 1.5 * V[V > 0].sum()))
 
 
-
-
 def test_values_are_computed_without_asking_who_takes_a_branch():
     mapped = xmap(
         lambda z: lax.cond(z > 0, lambda z: over_b(jnp.sqrt(z)), jnp.sin, z),
@@ -339,5 +337,3 @@ def test_values_are_computed_without_asking_who_takes_a_branch():
         assert [
             path[-1] for path in primitives(mapped, V) if path[-1].startswith(("psum", "pmax"))
         ] == ["psum_invariant"]
-
-

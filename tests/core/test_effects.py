@@ -23,7 +23,6 @@ from xmap_compat import SerialLoop, xmap
 pytestmark = pytest.mark.usefixtures("end_a_hang")
 
 X = np.arange(1, 9, dtype=np.float32)
-Y = np.arange(3, dtype=np.float32)
 SCALAR = jax.ShapeDtypeStruct((), np.float32)
 RESOURCES = {
     "none": {},
@@ -328,8 +327,6 @@ def test_an_io_callback_that_not_all_elements_reach_is_refused_under_every_assig
     assert host.told == []
 
 
-
-
 def test_the_remedy_of_that_refusal():
     """The predicate goes to Python with the value."""
     host = Host()
@@ -453,8 +450,6 @@ def test_automatic_checks_around_see_what_they_see_of_the_program_by_hand(name, 
         np.testing.assert_array_equal(out, want)
 
 
-
-
 @pytest.mark.parametrize("name", list(CHECKED)[:4])
 def test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment(name):
     for resources in [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]:
@@ -502,10 +497,3 @@ def test_io_callbacks_under_transformations_around(around, resources):
 
 
 # ------------------------------------------------------------------------- the table of the guide
-
-
-
-
-
-
-

@@ -143,8 +143,6 @@ def test_threads_with_programs_and_meshes_of_their_own():
     assert all(in_threads(*(lambda k=k: call_in_its_own_mesh(k) for k in range(THREADS))))
 
 
-
-
 def test_the_innermost_mesh_is_that_of_one_thread():
     entered = threading.Barrier(THREADS)
 
@@ -161,8 +159,6 @@ def test_the_innermost_mesh_is_that_of_one_thread():
         assert out.sharding == NamedSharding(m, spec)
 
     in_threads(*(lambda k=k: work(k) for k in range(THREADS)))
-
-
 
 
 def test_loops_are_those_of_one_thread():
@@ -266,12 +262,6 @@ def test_install_and_uninstall_while_another_thread_traces():
                 assert jax.lax.pdot is xmap_compat.pdot
 
     while_in_a_body(install_and_uninstall)
-
-
-
-
-
-
 
 
 def test_threads_that_install_and_uninstall_at_once_leave_jax_as_it_was():

@@ -120,8 +120,6 @@ def rule(op, p, b):
     return f(p, b)
 
 
-
-
 def pulled_inside(op, p, b):
     return jax.vjp(lambda v: op(p, v), b)[1](b)[0]
 
@@ -130,9 +128,7 @@ def transposed_inside(op, p, b):
     return jax.linear_transpose(lambda v: op(p, v), b)(b)[0]
 
 
-# JAX (to 0.12) does not map linear_call: one with a collective in it is refused.
-USES = {True: [solve, root, rule, pulled_inside, transposed_inside]}
-USES[False] = [*USES[True], called]
+USES = [solve, root, rule, pulled_inside, transposed_inside]
 PLACEMENTS = {
     "no resources": ((4, 2), {}),
     "one element a device": ((4, 2), {"i": ("x", "y")}),
@@ -204,14 +200,10 @@ def expected(structure, communicates):
         "pulled_inside": pulled,
         "transposed_inside": pulled,
     }
-    if not communicates:
-        pushed["called"] = m
     tangents = {k: apply(v, W) for k, v in pushed.items()}
     cotangents = {k: apply(v.T, W) for k, v in pushed.items()}
     if communicates:
         cotangents["solve"] = np.stack([jax.vjp(vmapped(solve), b)[1](w)[0] for b, w in zip(B, W)])
-    else:
-        cotangents["called"] *= 3
     return (
         {k: apply(v, B) for k, v in pushed.items()} | {"rule": 2 * B},
         cotangents,
@@ -232,7 +224,7 @@ def test_branches_are_transposed(structure, communicates, placement):
         return xmap(body, (["i"], *[elements] * count), elements, axis_resources=resources)
 
     with Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), ("x", "y")):
-        found = jax.jit(lambda: derivatives(mapped, op, USES[communicates]))()
+        found = jax.jit(lambda: derivatives(mapped, op, USES))()
     assert_near(found, expected(structure, communicates))
 
 
@@ -260,8 +252,6 @@ def test_solvers_of_a_branch(method, placement):
     assert_near(of_p, 0 * P)
 
 
-
-
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
 def test_a_rule_with_integer_results_in_a_linear_function(resources):
     f = jax.custom_jvp(lambda p, v: (p * v, jnp.int32(3)))
@@ -279,5 +269,3 @@ def test_a_rule_with_integer_results_in_a_linear_function(resources):
     with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
         found = jax.linear_transpose(lambda b: mapped(P, b), B)(W)[0]
     assert_near(found, np.where(P > 0, 3 * P, 1)[:, None] * W)
-
-
