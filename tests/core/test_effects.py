@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.custom_derivatives import linear_call
 from jax.experimental import checkify, io_callback
 from jax.sharding import PartitionSpec as P
 from placements import mesh42
@@ -23,6 +24,7 @@ from xmap_compat import SerialLoop, xmap
 pytestmark = pytest.mark.usefixtures("end_a_hang")
 
 X = np.arange(1, 9, dtype=np.float32)
+Y = np.arange(3, dtype=np.float32)
 SCALAR = jax.ShapeDtypeStruct((), np.float32)
 RESOURCES = {
     "none": {},
@@ -324,6 +326,24 @@ def test_an_io_callback_that_not_all_elements_reach_is_refused_under_every_assig
             ),
         ):
             xmap(body, ["i"], ["i"], axis_resources=resources)(X)
+    assert host.told == []
+
+
+@pytest.mark.parametrize("resources", list(RESOURCES.values())[:6], ids=list(RESOURCES)[:6])
+def test_an_io_callback_in_an_operation_that_jax_evaluates_is_refused(resources):
+    """Each device would call."""
+    host = Host()
+
+    def body(v):
+        return linear_call(
+            lambda w, u: u * io_callback(host, SCALAR, w), lambda w, ct: ct * w, v, v
+        )
+
+    with (
+        mesh42(),
+        pytest.raises(NotImplementedError, match="`linear_call`, which has an io_callback at "),
+    ):
+        xmap(body, ["i"], ["i"], axis_resources=resources)(X)
     assert host.told == []
 
 

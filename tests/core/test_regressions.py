@@ -56,12 +56,6 @@ def gradient(f, argnums=0):
     return jax.grad(lambda *args: weighted_sum(f(*args)), argnums)
 
 
-# ------------------------------------------------------------------- values that compare
-
-
-# ------------------------------------------------------------------------ random keys
-
-
 # ------------------------------------------------------------------ arguments of collectives
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.custom_derivatives import linear_call
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 
 from xmap_compat import Mesh, SerialLoop, xmap
@@ -120,6 +121,10 @@ def rule(op, p, b):
     return f(p, b)
 
 
+def called(op, p, b):
+    return linear_call(lambda p, v: op(p, v), lambda p, ct: op(p, 3 * ct), p, b)
+
+
 def pulled_inside(op, p, b):
     return jax.vjp(lambda v: op(p, v), b)[1](b)[0]
 
@@ -128,7 +133,9 @@ def transposed_inside(op, p, b):
     return jax.linear_transpose(lambda v: op(p, v), b)(b)[0]
 
 
-USES = [solve, root, rule, pulled_inside, transposed_inside]
+# JAX (to 0.12) does not map linear_call: one with a collective in it is refused.
+USES = {True: [solve, root, rule, pulled_inside, transposed_inside]}
+USES[False] = [*USES[True], called]
 PLACEMENTS = {
     "no resources": ((4, 2), {}),
     "one element a device": ((4, 2), {"i": ("x", "y")}),
@@ -200,10 +207,14 @@ def expected(structure, communicates):
         "pulled_inside": pulled,
         "transposed_inside": pulled,
     }
+    if not communicates:
+        pushed["called"] = m
     tangents = {k: apply(v, W) for k, v in pushed.items()}
     cotangents = {k: apply(v.T, W) for k, v in pushed.items()}
     if communicates:
         cotangents["solve"] = np.stack([jax.vjp(vmapped(solve), b)[1](w)[0] for b, w in zip(B, W)])
+    else:
+        cotangents["called"] *= 3
     return (
         {k: apply(v, B) for k, v in pushed.items()} | {"rule": 2 * B},
         cotangents,
@@ -224,7 +235,7 @@ def test_branches_are_transposed(structure, communicates, placement):
         return xmap(body, (["i"], *[elements] * count), elements, axis_resources=resources)
 
     with Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), ("x", "y")):
-        found = jax.jit(lambda: derivatives(mapped, op, USES))()
+        found = jax.jit(lambda: derivatives(mapped, op, USES[communicates]))()
     assert_near(found, expected(structure, communicates))
 
 
@@ -250,6 +261,21 @@ def test_solvers_of_a_branch(method, placement):
     factor = np.where(P > 0, 4, 2)[:, None]
     assert_near([value, of_b], [B / factor, W / factor])
     assert_near(of_p, 0 * P)
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
+def test_a_linear_call_with_a_collective_is_refused(resources):
+    def body(b):
+        return linear_call(lambda _, v: lax.psum(v, "i"), lambda _, ct: ct, (), b)
+
+    with (
+        Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")),
+        pytest.raises(NotImplementedError) as raised,
+    ):
+        xmap(body, ["i"], ["i"], axis_resources=resources)(P)
+    assert "does not know the operation `linear_call`, which uses the named axes `i`" in str(
+        raised.value
+    )
 
 
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
