@@ -94,6 +94,9 @@ NEEDS = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid} has an address, other in each process")
     _mark_unsampled(items)
     for item in items:
         for part_of_id, (release, reason) in NEEDS.items():

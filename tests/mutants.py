@@ -67,6 +67,8 @@ FORK = multiprocessing.get_context("fork")
 # Pairs: an expression, and what takes its place.
 Edited = Iterator[tuple[ast.AST, ast.AST]]
 Operator = Callable[[ast.AST], Edited]
+# First line and column, last line and column: bytes, as ``ast`` has them.
+Place = tuple[int, int, int, int]
 
 
 def negate(node: ast.AST) -> Edited:
@@ -187,13 +189,13 @@ class Edit:
 
     Attributes:
       name: ``core/placement.py::place_axes::negate::3fa9c1``.
-      place: first line and column, last line and column (bytes, as ``ast`` has them).
+      place: where it is.
       text: what stands there afterwards.
       found_by: the test that found it, if a list says so.
     """
 
     name: str
-    place: tuple[int, int, int, int] = (0, 0, 0, 0)
+    place: Place = (0, 0, 0, 0)
     text: str = ""
     found_by: str = ""
 
@@ -262,12 +264,19 @@ def _annotations(function: ast.AST) -> Iterator[ast.AST]:
                 yield from ast.walk(each)
 
 
+def around(source: str, place: Place) -> tuple[bytes, bytes, bytes]:
+    """What is before a place, what stands there, and what comes after it."""
+    first, column, last, end = place
+    lines = source.encode().splitlines(keepends=True)
+    start = len(b"".join(lines[: first - 1])) + column
+    stop = len(b"".join(lines[: last - 1])) + end
+    text = b"".join(lines)
+    return text[:start], text[start:stop], text[stop:]
+
+
 def made(source: str, edit: Edit) -> str:
     """The source with an edit."""
-    first, column, last, end = edit.place
-    lines = source.encode().splitlines(keepends=True)
-    before = b"".join(lines[: first - 1]) + lines[first - 1][:column]
-    after = lines[last - 1][end:] + b"".join(lines[last:])
+    before, _, after = around(source, edit.place)
     return (before + edit.text.encode() + after).decode()
 
 
@@ -320,9 +329,10 @@ class Query:
         """One, or the code has moved on."""
         found = []
         for edit in edits_where(lambda path, name, function: name == self.function):
-            before = text_at((PACKAGE / edit.file).read_text(), edit.place)
-            if edit.operator == self.operator and self.mentions <= set(re.findall(r"\w+", before)):
-                found.append((len(before), edit))
+            _, text, _ = around((PACKAGE / edit.file).read_text(), edit.place)
+            words = set(re.findall(r"\w+", text.decode()))
+            if edit.operator == self.operator and self.mentions <= words:
+                found.append((len(text), edit))
         smallest = min((length for length, _ in found), default=0)
         return [edit for length, edit in found if length == smallest]
 
@@ -335,14 +345,6 @@ def named() -> list[Query]:
         function, operator, *mentions = query.split()
         queries.append(Query(reason, function, operator, frozenset(mentions)))
     return queries
-
-
-def text_at(source: str, place: tuple[int, int, int, int]) -> str:
-    first, column, last, end = place
-    lines = source.encode().splitlines(keepends=True)[first - 1 : last]
-    lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][column:]
-    return b"".join(lines).decode()
 
 
 # --------------------------------------------------------------------------------- choosing
@@ -439,14 +441,17 @@ class Reach:
         return range(function.lineno, function.end_lineno + 1) if function else range(10_000)
 
 
-def statement_at(source: str, place: tuple[int, int, int, int]) -> ast.stmt:
+def statement_at(source: str, place: Place) -> ast.stmt:
     """The innermost statement around a place."""
-    around = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.stmt) and node.lineno <= place[0] and place[2] <= node.end_lineno
-    ]
-    return min(around, key=lambda node: node.end_lineno - node.lineno)
+    candidates = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.stmt):
+            continue
+        decorators = getattr(node, "decorator_list", [])
+        first = min(part.lineno for part in [node, *decorators])
+        if first <= place[0] and place[2] <= node.end_lineno:
+            candidates.append(node)
+    return min(candidates, key=lambda node: node.end_lineno - node.lineno)
 
 
 def spread(tests: list[str]) -> list[str]:
@@ -635,7 +640,6 @@ def main() -> int:
     which.add_argument("--named", action="store_true", help="those that have a reason")
     which.add_argument("--only", metavar="TEXT", help="those whose name contains TEXT")
     which.add_argument("--found", type=pathlib.Path, metavar="FILE", help="those found before")
-    parser.add_argument("--seed", type=int, default=None, help="of the order; a new one each time")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--keep", type=pathlib.Path, help="a list; what it has is not tried again")
     options = parser.parse_args()
@@ -655,21 +659,19 @@ def main() -> int:
 
 def selected(options: argparse.Namespace) -> list[Edit]:
     if options.changed:
-        return shuffled(changed_since(options.changed), options.seed)[:MOST_CHANGED]
+        return some_of(changed_since(options.changed), MOST_CHANGED)
     if options.named:
         return [edit for query in named() for edit in query.edits()]
     edits = edits_where(lambda *_: True)
     if options.sample:
-        return shuffled(edits, options.seed)[: options.sample]
+        return some_of(edits, options.sample)
     if options.found:
         return found_before(options.found, edits)
     return [edit for edit in edits if options.only in edit.name]
 
 
-def shuffled(edits: list[Edit], seed: int | None) -> list[Edit]:
-    chosen = list(edits)
-    random.Random(seed).shuffle(chosen)
-    return chosen
+def some_of(edits: list[Edit], most: int) -> list[Edit]:
+    return random.sample(edits, min(most, len(edits)))
 
 
 if __name__ == "__main__":

@@ -168,15 +168,11 @@ def show_code_to_readers_of_sources(document):
     """Have ``linecache`` take the code of a document, in its places, for the lines of that file."""
     path = ROOT / document
     lines = [""] * len(path.read_text().splitlines())
-    for block in (
-        b
-        for s in SECTIONS
-        if s.document == document
-        for b in s.blocks
-        if b.language.startswith("python")
-    ):
-        for number, line in enumerate(block.text.splitlines(), start=block.line - 1):
-            lines[number] = line
+    for section in SECTIONS:
+        if section.document == document:
+            for block in section.blocks:
+                own = block.text.splitlines()
+                lines[block.line - 1 : block.line - 1 + len(own)] = own
     linecache.cache[str(path)] = (len(lines), None, [f"{line}\n" for line in lines], str(path))
 
 
@@ -316,45 +312,36 @@ def test_the_code_of_a_section_runs_and_shows_what_it_says(section):
     assert run_section(section, dict(given)).keys() >= given.keys()
 
 
-def run_readme():
-    """Every block of README, on the devices of this process: it runs, or ends in our sentence about eight devices."""
-    names = {"__name__": "__main__"}
-    for section in (section for section in WITH_CODE if section.document == "README.md"):
-        for block, shown in section.pairs():
-            if shown is not None and jax.device_count() < 4:
-                shown = "..."  # a plan of four devices
+ON_ONE_DEVICE = """
+import test_docs
+names = {"__name__": "__main__"}
+for section in test_docs.WITH_CODE:
+    for block, shown in section.pairs():
+        if section.document == "README.md":
             try:
-                run_block(section, block, shown, names)
-            except Exception as error:
-                assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in str(error), (
-                    block,
-                    error,
-                )
-                assert type(error) is ValueError and "\n" not in str(error), (block, error)
+                test_docs.run_block(section, block, shown and "...", names)
+            except ValueError as error:
+                assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in str(error)
+"""
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_readme_on_few_devices(devices):
-    flags = re.sub(r"(device_count=)\d+", rf"\g<1>{devices}", os.environ["XLA_FLAGS"])
-    program = "import jax, test_docs; test_docs.run_readme(); print(jax.device_count())"
+def test_readme_on_one_device():
+    """Every block runs, or ends in our sentence about eight devices."""
+    flags = re.sub(r"(device_count=)\d+", r"\g<1>1", os.environ["XLA_FLAGS"])
     env = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout == f"{devices}\n", done.stderr
+    command = [sys.executable, "-c", ON_ONE_DEVICE]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 # --------------------------------------------------------------------------- what is promised
 
 
 def test_every_block_says_what_it_is():
-    blocks = [
-        (s.document, b.line, re.sub("(python file) .*", r"\1", b.language))
-        for s in SECTIONS
-        for b in s.blocks
-    ]
-    unknown = [block for block in blocks if block[-1] not in LANGUAGES]
-    assert unknown == []
+    for section in SECTIONS:
+        for block in section.blocks:
+            language = re.sub("(python file) .*", r"\1", block.language)
+            assert language in LANGUAGES, (section.document, block.line)
 
 
 @pytest.mark.parametrize("section", ERROR_SECTIONS, ids=section_id)
@@ -370,11 +357,6 @@ def test_a_heading_that_is_an_error_message_is_in_the_error_that_is_shown(sectio
 def test_the_table_of_messages_is_that_of_the_functions_that_make_them():
     """``python docs/messages.py`` writes it."""
     assert (ROOT / ERRORS_PAGE).read_text() == importlib.import_module("messages").page()
-    known = (ROOT / ERRORS_PAGE).read_text()
-    assert (
-        "`Axes … and … are both mapped to the resource …" in known
-        and "`… did not arrive within" in known
-    )
 
 
 def anchors(document):
@@ -406,55 +388,48 @@ def test_links_between_files_lead_somewhere(document):
         assert not heading or heading in anchors(path.relative_to(ROOT).as_posix()), heading
 
 
-@pytest.mark.parametrize("home", [None, "https://example.org/xmap_compat"])
+@pytest.mark.parametrize("home", ["", "https://example.org/xmap_compat"])
 def test_the_readme_of_a_package_index_has_no_link_that_leads_nowhere(home, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     readme = (ROOT / "README.md").read_text()
-    made = importlib.import_module("for_index").for_index(readme, home)
-    relative = re.findall(r"\]\((?!https?:)", readme)
-    assert relative and not re.findall(r"\]\((?!https?:)", made)
-    assert made.count(f"]({home}/") == (len(relative) if home else 0)
-    assert (
-        (f"]({home}/raw/main/docs/plans/one_function.svg)" in made)
-        == ("![" in made)
-        == (home is not None)
-    )
+    made = importlib.import_module("for_index").for_index(readme, home or None)
+    relative = r"\]\((?!https?:)"
+    assert re.search(relative, readme) and not re.search(relative, made)
+    assert (f"]({home}/raw/main/docs/plans/one_function.svg)" in made) == bool(home)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize("name", ["one_function", "one_function_narrow"])
 def test_the_first_figure_shows_what_its_function_does(name):
     """Its numbers are those of the call, under the two assignments that it names."""
     figure = ElementTree.parse(ROOT / "docs" / "plans" / f"{name}.svg")
-    texts = list(figure.iter("{http://www.w3.org/2000/svg}text"))
-    numbers = {
-        kind: np.float32(
-            [t.text.replace("−", "-") for t in texts if t.get("class") == f"on {kind}"]
-        ).reshape(-1, 8)
-        for kind in ("in", "out")
-    }
+    texts = [(t.get("class", ""), t.text) for t in figure.iter(f"{SVG}text")]
+
+    def numbers(kind):
+        found = [text.replace("−", "-") for of, text in texts if of == f"on {kind}"]
+        return np.float32(found).reshape(-1, 8)
+
     names = {"lax": jax.lax}
-    exec("\n".join(t.text for t in texts if "source" in t.get("class", "")), names)
-    assignments = [
-        eval(t.text.removeprefix("axis_resources="))
-        for t in texts
-        if t.text.startswith("axis_resources=")
-    ]
-    batch = numbers["in"][0]
-    assert (numbers["in"] == batch).all() and len(assignments) == 2
-    for resources in assignments:
+    exec("\n".join(text for of, text in texts if "source" in of), names)
+    batch = numbers("in")[0]
+    assert (numbers("in") == batch).all()
+    assert (numbers("out") == batch - batch.mean()).all()
+    titles = [text for _, text in texts if text.startswith("axis_resources=")]
+    assert len(titles) == 2
+    for title in titles:
+        resources = eval(title.removeprefix("axis_resources="))
         centred = xmap_compat.xmap(names["centred"], ["batch"], ["batch"], axis_resources=resources)
         with xmap_compat.mesh(np.array(jax.devices()[:4]), ("x",)):
-            assert (numbers["out"] == centred(batch)).all()
-    assert (numbers["out"] == batch - batch.mean()).all()
+            assert (numbers("out") == centred(batch)).all()
 
 
 def test_every_page_has_its_place_on_the_site():
-    shown = re.findall(
-        r"^ *- [^#\n]*?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE
-    )
-    assert sorted(
-        f"docs/{page}" for page in shown if page not in ("migration_guide.md", "CHANGELOG.md")
-    ) == sorted({*PAGES, "docs/errors.md"})
+    site = (ROOT / "mkdocs.yml").read_text()
+    shown = re.findall(r"(?m)^ *- [^#\n]*?([\w/]+\.md)$", site)
+    pages = {page.removeprefix("docs/") for page in [*PAGES, "docs/errors.md"]}
+    assert sorted(shown) == sorted([*pages, "migration_guide.md", "CHANGELOG.md"])
 
 
 REFERENCE = "\n".join(
@@ -510,10 +485,11 @@ def test_entries_of_docstrings_have_names():
         assert not list(entries_without_a_name(docstring)), place
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_the_commands_that_are_named_exist(document):
-    named = re.findall(r"python -m xmap_compat ([a-z]+)\b(?![./])", (ROOT / document).read_text())
-    assert set(named) <= {*command_line.COMMANDS}
+def test_the_commands_that_are_named_exist():
+    for document in DOCUMENTS:
+        text = (ROOT / document).read_text()
+        named = re.findall(r"python -m xmap_compat ([a-z]+)\b(?![./])", text)
+        assert {*named} <= {*command_line.COMMANDS}, document
 
 
 def test_workflows_run_sessions_that_exist():

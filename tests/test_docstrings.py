@@ -41,7 +41,7 @@ def examples_of(name):
 @pytest.fixture
 def settings(monkeypatch):
     """As they were, after an example has changed them."""
-    monkeypatch.setattr(processes, "_setting", [*processes._setting])
+    monkeypatch.setattr(processes, "_timeout", processes._timeout)
 
 
 @pytest.mark.usefixtures("settings")

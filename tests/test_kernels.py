@@ -96,34 +96,16 @@ def test_ragged_products(resources):
     sizes = np.array([[3, 5], [8, 0], [1, 7], [4, 4]], np.int32)
     rows, weights = normal(4, 8, 16), normal(4, 2, 16, 8)
     result = mapped(lax.ragged_dot, resources, 3)(rows, weights, jnp.asarray(sizes))
-    expected = np.zeros((4, 8, 8), np.float32)
-    for k in range(4):
-        split = sizes[k, 0]
-        expected[k, :split] = np.asarray(rows)[k, :split] @ np.asarray(weights)[k, 0]
-        expected[k, split:] = np.asarray(rows)[k, split:] @ np.asarray(weights)[k, 1]
+    by_group = np.asarray(rows)[:, None] @ np.asarray(weights)
+    is_first = np.arange(8) < sizes[:, :1]
+    expected = np.where(is_first[..., None], by_group[:, 0], by_group[:, 1])
     np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-4, atol=1e-4)
-
-
-@gpu
-@pytest.mark.parametrize("resources", PLACEMENTS)
-def test_products_of_eight_bits(resources):
-    def product(a, b):
-        narrow = jnp.float8_e4m3fn
-        dimensions = (((1,), (0,)), ((), ()))
-        return lax.dot_general(
-            a.astype(narrow), b.astype(narrow), dimensions, preferred_element_type=jnp.float32
-        )
-
-    agree(product, [normal(4, 16, 16, seed=k) for k in range(2)], resources, 1e-3, gradients=False)
 
 
 DECOMPOSITIONS = {
     "cholesky": lambda a: jnp.linalg.cholesky(a @ a.T + 8 * jnp.eye(8)),
     "qr": lambda a: jnp.abs(jnp.linalg.qr(a)[1]),
-    "svd": lambda a: jnp.linalg.svd(a, compute_uv=False),
-    "eigh": lambda a: jnp.linalg.eigh(a + a.T)[0],
     "solve": lambda a: jnp.linalg.solve(a @ a.T + 8 * jnp.eye(8), a),
-    "inverse": lambda a: jnp.linalg.inv(a @ a.T + 8 * jnp.eye(8)),
 }
 
 
@@ -131,11 +113,6 @@ DECOMPOSITIONS = {
 @pytest.mark.parametrize("name", DECOMPOSITIONS)
 def test_linear_algebra(name, resources):
     agree(DECOMPOSITIONS[name], [normal(4, 8, 8)], resources, rtol=2e-3)
-
-
-@pytest.mark.parametrize("resources", PLACEMENTS)
-def test_fourier_transforms(resources):
-    agree(lambda v: jnp.abs(jnp.fft.rfft(v)), [normal(4, 32)], resources, rtol=1e-4)
 
 
 @pytest.mark.parametrize("resources", PLACEMENTS)
@@ -198,13 +175,6 @@ def test_callbacks_see_every_element_once(resources, capfd):
     np.testing.assert_array_equal(np.asarray(result), [0, 2, 4, 6])
     assert sorted(seen) == [0, 1, 2, 3]
     assert capfd.readouterr().out.count("element") == 4
-
-
-@pytest.mark.parametrize("resources", PLACEMENTS)
-def test_a_sum_over_the_mesh(resources):
-    named = mapped(lambda v: v / lax.psum(v, "i"), resources, 1)
-    x = np.arange(1.0, 9.0, dtype=np.float32)
-    np.testing.assert_allclose(np.asarray(named(jnp.asarray(x))), x / x.sum(), rtol=1e-6)
 
 
 def test_a_profile_names_the_function(tmp_path):

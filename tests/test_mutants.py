@@ -56,23 +56,6 @@ def test_types_and_texts_of_messages_are_left_alone():
     assert made_of(source).keys() == {"shift"}
 
 
-def test_a_call_that_is_a_statement_is_left_out():
-    source = "def f(a):\n    a.append(1)"
-    [omitted] = [e for e in edits_of(source, "x.py") if e.operator == "omit"]
-    assert mutants.made(source, omitted) == "def f(a):\n    (None)"
-
-
-def test_methods_are_named_with_their_classes():
-    source = "class C:\n    def m(self):\n        return 1 - 2"
-    assert {edit.function for edit in edits_of(source, "core/x.py")} == {"C.m"}
-
-
-def test_tests_of_many_files_are_tried():
-    tests = [*(f"a.py::t{k}" for k in range(200)), "b.py::t", "c.py::t"]
-    assert mutants.spread(tests)[:4] == ["a.py::t0", "b.py::t", "c.py::t", "a.py::t1"]
-    assert len(mutants.spread(tests)) == mutants.MOST_TESTS
-
-
 SOURCE = """
 def f(a):
     if a:

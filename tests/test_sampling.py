@@ -18,32 +18,22 @@ def test_a_covering_sample_has_every_value_of_every_parameter():
 
 @pytest.mark.parametrize(("length", "count"), [(7, 3), (5, 2), (2, 3), (1, 1)])
 def test_numbers_are_spread(length, count):
-    samples = [sorted(spread(length, count, name)) for name in "abcdefghijklmnop"]
-    assert all(
-        len(sample) == min(length, count) and set(sample) <= set(range(length))
-        for sample in samples
-    )
-    assert set(itertools.chain.from_iterable(samples)) == set(range(length))
+    found = set()
+    for name in "abcdefghijklmnop":
+        sample = spread(length, count, name)
+        assert len(sample) == min(length, count)
+        found.update(sample)
+    assert found == set(range(length))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("3/8", (3, 8)),
-        ("11/8", (3, 8)),
-        ("9a5e62e/8", (6, 8)),
-        ("00000010/8", (0, 8)),
-        ("0/1", (0, 1)),
-    ],
-)
-def test_a_part_is_a_number_or_a_commit(text, expected):
-    assert part(text) == expected
+PARTS = {"3/8": (3, 8), "11/8": (3, 8), "9a5e62e/8": (6, 8), "00000010/8": (0, 8), "0/1": (0, 1)}
 
 
-@pytest.mark.parametrize("text", ["3", "x/8", "3/", "/8", ""])
-def test_other_parts_are_refused(text):
+@pytest.mark.parametrize("text", PARTS)
+def test_a_part_is_a_number_or_a_commit(text):
+    assert part(text) == PARTS[text]
     with pytest.raises(ValueError):
-        part(text)
+        part(text.partition("/")[0])
 
 
 def test_parts_are_of_about_one_size():

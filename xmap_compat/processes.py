@@ -15,8 +15,8 @@ from xmap_compat import _jax
 from xmap_compat.core.call import partition_spec
 from xmap_compat.core.errors import axes_text, not_divisible, should_be
 from xmap_compat.core.fit import broadcast_specs, check_argument, infer_sizes
-from xmap_compat.core.mesh import devices_of, mesh_of_jax
-from xmap_compat.core.placement import Scope, current_scope, parse_axis_resources, place_axes
+from xmap_compat.core.mesh import devices_of
+from xmap_compat.core.placement import current_scope, parse_axis_resources, place_axes
 from xmap_compat.core.specs import (
     AxisName,
     AxisSpec,
@@ -33,7 +33,6 @@ def global_array(
     in_axes: Any,
     axis_resources: Mapping[AxisName, Any] | None = None,
     *,
-    mesh: jax.sharding.Mesh | None = None,
     axis_sizes: Mapping[AxisName, int] | None = None,
 ) -> Any:
     """Make global arrays from this process's parts, with the sharding that an xmapped function
@@ -49,8 +48,6 @@ def global_array(
       in_axes: which of their dimensions are named: the entry of this argument in the ``in_axes`` of
         :func:`xmap`.
       axis_resources: as for :func:`xmap`; axes that the arrays do not have are ignored.
-      mesh: the mesh of all processes; by default the one in scope. The empty mesh counts as no
-        mesh.
       axis_sizes: global sizes of axes. Along such an axis ``local`` may also be whole, although the
         process needs only a part (for example if each process has read the same file).
 
@@ -80,10 +77,12 @@ def global_array(
     specs = broadcast_specs("in_axes", declared, local, in_axes, root="local")
     for spec, leaf, path in zip(specs, leaves, paths):
         check_argument(spec, leaf.shape, path, is_scalar=False)
-    scope = _scope_over(mesh)
+    scope = current_scope()
     names = spec_names(specs)
     resources = _of_names(parse_axis_resources(axis_resources), names)
     sizes = _of_names(parse_axis_sizes(axis_sizes), names)
+    if scope.mesh is not None:
+        _check_that_this_process_has_a_device(scope.mesh)
     shapes = []
     for spec, leaf in zip(specs, leaves):
         shapes.append(_global_shape(spec, leaf.shape, resources, scope.mesh, sizes))
@@ -108,29 +107,9 @@ def _of_names(mapping, names):
     return {name: value for name, value in mapping.items() if name in names}
 
 
-def _scope_over(mesh):
-    """The loops in scope, over the mesh that is given, or that is in scope; a mesh of devices."""
-    scope = current_scope()
-    if mesh is None and isinstance(scope.mesh, jax.sharding.AbstractMesh):
-        mesh = scope.mesh
-    if mesh is not None:
-        scope = Scope(_mesh_of_devices(mesh), scope.loops)
-    if scope.mesh is not None:
-        _check_that_this_process_has_a_device(scope.mesh)
-    return scope
-
-
-def _mesh_of_devices(mesh):
-    """JAX's mesh, or None for the empty one."""
-    if not isinstance(mesh, jax.sharding.Mesh):
-        wanted = "a Mesh (of xmap_compat or of jax.sharding) of devices"
-        raise should_be("The mesh of global_array", wanted, mesh)
-    if mesh.empty:
-        return None
-    return mesh_of_jax(mesh)
-
-
 def _check_that_this_process_has_a_device(mesh):
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise should_be("The mesh in scope of global_array", "a Mesh of devices", mesh)
     here = jax.process_index()
     for device in devices_of(mesh):
         if device.process_index == here:
@@ -180,7 +159,7 @@ def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[
 
 
 @_jax.api_boundary
-def process_array(result: Any, *, whole: bool = False) -> Any:
+def process_array(result: Any) -> Any:
     """This process's part of global arrays, as NumPy arrays: the inverse of :func:`global_array`.
 
     A dimension that is split between processes has the elements on the devices of this process, in
@@ -190,8 +169,6 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
     Args:
       result: a ``jax.Array``, or a pytree of them: results of an xmapped function, a training
         state.
-      whole: give the whole arrays instead.  Each process then gathers all parts, so all processes
-        of the mesh must make the call, and each needs memory for all of it.
 
     Returns:
       For each array a NumPy array (for typed PRNG keys a JAX array of keys on this process); other
@@ -199,8 +176,8 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
 
     Raises:
       ValueError: the devices of this process hold no rectangular part of the array, or none at all
-        (use ``whole=True`` or ``array.addressable_shards``); or ``whole=True`` for an array without
-        a mesh.
+        (use ``array.addressable_shards``, or gather the whole array in every process, by
+        ``jax.experimental.multihost_utils.process_allgather(array, tiled=True)``).
 
     Example:
 
@@ -215,17 +192,15 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
     """
 
     def own_part(path, leaf):
-        return _own_part(leaf, path, whole)
+        return _own_part(leaf, path)
 
     return jax.tree_util.tree_map_with_path(own_part, result)
 
 
-def _own_part(leaf: Any, path: Sequence[Any], whole: bool) -> Any:
+def _own_part(leaf: Any, path: Sequence[Any]) -> Any:
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         return leaf
     where = argument_path(path, "result")
-    if whole and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-        leaf = _gathered(leaf, where)
     if _jax.is_key(leaf):
         words = {}
         for bounds, keys in _shards(leaf).items():
@@ -235,14 +210,6 @@ def _own_part(leaf: Any, path: Sequence[Any], whole: bool) -> Any:
         block = _block(words, leaf, where)
         return jax.random.wrap_key_data(block, impl=jax.random.key_impl(leaf))
     return _block(_shards(leaf), leaf, where)
-
-
-def _gathered(leaf, where):
-    """The array, whole on every device of its mesh."""
-    if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
-        raise _no_mesh_to_gather_over(where, leaf.sharding)
-    everywhere = jax.sharding.NamedSharding(leaf.sharding.mesh, jax.sharding.PartitionSpec())
-    return jax.jit(lambda x: x, out_shardings=everywhere)(leaf)
 
 
 def _shards(leaf):
@@ -299,13 +266,5 @@ def _parts_are_no_block(path: str, sharding: Any) -> ValueError:
     return ValueError(
         f"The parts of {path} in this process ({sharding}) are no block of rows and columns. "
         "Take them one by one from array.addressable_shards, or take the whole array in every "
-        "process: process_array(array, whole=True)"
-    )
-
-
-def _no_mesh_to_gather_over(path: str, sharding: Any) -> ValueError:
-    return ValueError(
-        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. "
-        "Put it on one, by "
-        "jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))"
+        "process: jax.experimental.multihost_utils.process_allgather(array, tiled=True)"
     )

@@ -17,8 +17,8 @@ from effects import failed_effects
 from xmap_compat import SerialLoop, xmap
 
 X, W = np.linspace(0.5, 2, 8).astype(np.float32), np.float32(1.5)
-RESOURCES = [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]
-IDS = ["alone", "one mesh axis", "two mesh axes", "loop"]
+RESOURCES = [{}, {"i": "x"}, {"i": ("x", "y")}]
+IDS = ["alone", "one mesh axis", "two mesh axes"]
 
 
 def error_if(x, w):
@@ -186,6 +186,12 @@ def test_an_error_is_raised_if_the_predicate_of_any_element_is_true(resources):
     with placements.mesh42(), pytest.raises(Exception, match="too large"):
         np.asarray(fun(X))
     failed_effects()
+
+
+def test_an_operation_that_combines_elements_is_refused_in_a_serial_loop():
+    mapped = xmap(unvmapped, (["i"], {}), ["i"], axis_resources={"i": SerialLoop(2)})
+    with pytest.raises(RuntimeError, match=r"`unvmap_max`.* combines the elements of `i`"):
+        mapped(X, W)
 
 
 @pytest.mark.parametrize("resources", RESOURCES, ids=IDS)

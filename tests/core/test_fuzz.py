@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 from fuzz_model import Call, Constant, Index, Leaf, Refused, Total, body_of, is_container
-from hypothesis import HealthCheck, event, given, note, seed, settings
+from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
@@ -67,11 +67,9 @@ def trees(draw, leaves, depth=2):
     if kind in ("leaf", "none"):
         return draw(leaves) if kind == "leaf" else None
     children = [draw(trees(leaves, depth - 1)) for _ in range(draw(st.sampled_from([1, 2, 2, 0])))]
-    return (
-        dict(zip("uv", children))
-        if kind == "dict"
-        else {"tuple": tuple, "list": list}[kind](children)
-    )
+    if kind == "dict":
+        return dict(zip("uv", children))
+    return tuple(children) if kind == "tuple" else children
 
 
 class Meant:
@@ -133,21 +131,14 @@ def expressions(draw, arguments, known):
         return Index(name), {name}, 0
     if kind == "constant":
         return Constant(draw(st.integers(1, 3))), set(), 1
-    indices = draw(
-        st.lists(st.integers(0, len(arguments) - 1), min_size=1, max_size=2, unique=True)
-    )
+    some = {"min_size": 1, "max_size": 2, "unique": True}
+    indices = draw(st.lists(st.integers(0, len(arguments) - 1), **some))
     names = {n for k in indices for n in arguments[k].names.values()}
     if kind == "total":
         return Total(tuple(indices)), names, 0
     candidates = sorted({str(n) for n in names - {7}} or {"a"})
-    over = draw(
-        st.lists(
-            st.sampled_from([*candidates, *candidates, "extra"]),
-            min_size=1,
-            max_size=2,
-            unique=True,
-        )
-    )
+    likely = st.sampled_from([*candidates, *candidates, "extra"])
+    over = draw(st.lists(likely, **some))
     if often(draw, 5):
         over.append(draw(st.sampled_from(["nope", over[0]])))
     return Total(tuple(indices), tuple(over)), names - set(over), 0
@@ -171,21 +162,16 @@ def results(draw, arguments, known):
 def resources_of(draw, size, mesh, loop):
     """Resources for an axis, mostly such that divide its size."""
     lengths = {**(mesh or {}), **({"l": loop} if loop else {})}
-    entries = draw(
-        st.lists(st.sampled_from([*lengths, *lengths, SerialLoop(2)]), min_size=1, max_size=2)
-    )
-    entries = list(dict.fromkeys(entries))
+    likely = st.sampled_from([*lengths, *lengths, SerialLoop(2)])
+    entries = list(dict.fromkeys(draw(st.lists(likely, min_size=1, max_size=2))))
     if not often(draw, 8):
         entries.sort(key=lambda r: isinstance(r, SerialLoop) or r == "l")
-        while size % math.prod(
-            r.length if isinstance(r, SerialLoop) else lengths[r] for r in entries
-        ):
+        lengths |= {r: r.length for r in entries if isinstance(r, SerialLoop)}
+        while size % math.prod(lengths[r] for r in entries):
             entries.pop()
-    return (
-        entries[0]
-        if len(entries) == 1 and draw(st.booleans())
-        else draw(st.sampled_from([tuple, list]))(entries)
-    )
+    if len(entries) == 1 and draw(st.booleans()):
+        return entries[0]
+    return draw(st.sampled_from([tuple, list]))(entries)
 
 
 @st.composite
@@ -196,10 +182,8 @@ def calls(draw):
     def as_meant(pair):
         return Meant(pair[0], pair[1], np.ndim(pair[0]))
 
-    args = tuple(
-        draw(trees(arrays(sizes).map(as_meant)))
-        for _ in range(draw(st.sampled_from([1, 2, 2, 3, 0])))
-    )
+    count = draw(st.sampled_from([1, 2, 2, 3, 0]))
+    args = tuple(draw(trees(arrays(sizes).map(as_meant))) for _ in range(count))
     arguments = leaves_of(args)
     known = sorted({n for m in arguments for n in m.names.values()} | {"extra"}, key=str)
     outs = draw(trees(results(arguments, known)))
@@ -220,96 +204,114 @@ def calls(draw):
 
 # ------------------------------------------------------------------------- damaged calls
 
-STRANGE_SPECS = [
-    *(
-        0,
-        "a",
-        None,
-        ...,
-        object(),
-        np.int64(1),
-        1.5,
-        b"a",
-        {"a"},
-        PartitionSpec("a"),
-        PartitionSpec(),
-    ),
-    *([], {}, (), [...], [None], (None, ...), [[]], ([],), {"u": []}, [{}], [...] * 2),
-    *(
-        ["a"],
-        ["a", "a"],
-        ["a", ..., "b"],
-        [..., "a"],
-        [None, "a", ...],
-        ["nope", ...],
-        ["a", "b", 7, ...],
-    ),
-    *(
-        [("a", "b"), ...],
-        [["a"], ...],
-        [{"a"}, ...],
-        [PartitionSpec("a")],
-        [None, None, None, None, "a", ...],
-    ),
-    *(
-        {0: "a"},
-        {9: "a"},
-        {-1: "a"},
-        {0: "a", 1: "a"},
-        {"a": 0},
-        {0.0: "a"},
-        {True: "a"},
-        {np.int64(0): "b"},
-    ),
-    *(
-        {0: None},
-        {0: ...},
-        {0: ("a", "b")},
-        {0: ["a"]},
-        {0: np.zeros(1)},
-        {0: [{}], "u": [{}]},
-        {None: "a"},
-    ),
-]
-STRANGE_SIZES = [
-    [3],
-    "a",
-    {"a": 2.5},
-    {"a": True},
-    {"a": None},
-    {"a": -1},
-    {"a": "3"},
-    {("a",): 1},
-    {None: 1},
-    {"a": 5},
-]
-STRANGE_RESOURCES = [
-    *(
-        "x",
-        [("a", "x")],
-        {"a": None},
-        {"a": ...},
-        {"a": {"x"}},
-        {"a": (("x",),)},
-        {"a": PartitionSpec("x")},
-    ),
-    *(
-        {"a": "nowhere"},
-        {"a": ("x", "x")},
-        {"a": (SerialLoop(2), "x")},
-        {"a": ["l", "x"]},
-        {"a": SerialLoop},
-    ),
-    *(
-        {"nope": "x"},
-        {"nope": "nowhere"},
-        {"nope": ("x", "x")},
-        {None: "x"},
-        {"a": "x", "b": "x"},
-        {"a": "l", "b": "l"},
-    ),
-    *({"a": np.zeros(1)}, {"a": 4}, {"a": SerialLoop(3)}, {"b": ("x", SerialLoop(2))}),
-]
+
+def values(text):
+    names = {"np": np, "PartitionSpec": PartitionSpec, "SerialLoop": SerialLoop}
+    return [eval(line, names) for line in text.strip().splitlines()]
+
+
+STRANGE_SPECS = values("""
+0
+"a"
+None
+...
+object()
+np.int64(1)
+1.5
+b"a"
+{"a"}
+PartitionSpec("a")
+PartitionSpec()
+[]
+{}
+()
+[...]
+[None]
+(None, ...)
+[[]]
+([],)
+{"u": []}
+[{}]
+[..., ...]
+["a"]
+["a", "a"]
+["a", ..., "b"]
+[..., "a"]
+[None, "a", ...]
+["nope", ...]
+["a", "b", 7, ...]
+[("a", "b"), ...]
+[["a"], ...]
+[{"a"}, ...]
+[PartitionSpec("a")]
+[None, None, None, None, "a", ...]
+{0: "a"}
+{9: "a"}
+{-1: "a"}
+{0: "a", 1: "a"}
+{"a": 0}
+{0.0: "a"}
+{True: "a"}
+{np.int64(0): "b"}
+{0: None}
+{0: ...}
+{0: ("a", "b")}
+{0: ["a"]}
+{0: np.zeros(1)}
+{0: [{}], "u": [{}]}
+{None: "a"}
+""")
+STRANGE_SIZES = values("""
+[3]
+"a"
+{"a": 2.5}
+{"a": True}
+{"a": None}
+{"a": -1}
+{"a": "3"}
+{("a",): 1}
+{None: 1}
+{"a": 5}
+None
+{}
+""")
+STRANGE_RESOURCES = values("""
+"x"
+[("a", "x")]
+{"a": None}
+{"a": ...}
+{"a": {"x"}}
+{"a": (("x",),)}
+{"a": PartitionSpec("x")}
+{"a": "nowhere"}
+{"a": ("x", "x")}
+{"a": (SerialLoop(2), "x")}
+{"a": ["l", "x"]}
+{"a": SerialLoop}
+{"nope": "x"}
+{"nope": "nowhere"}
+{"nope": ("x", "x")}
+{None: "x"}
+{"a": "x", "b": "x"}
+{"a": "l", "b": "l"}
+{"a": np.zeros(1)}
+{"a": 4}
+{"a": SerialLoop(3)}
+{"b": ("x", SerialLoop(2))}
+""")
+STRANGE_ARGUMENTS = values("""
+()
+(None,)
+({},)
+(np.ones(4),)
+(1.0, np.ones((2, 4)))
+""")
+STRANGE = {
+    "axis_sizes": STRANGE_SIZES,
+    "axis_resources": STRANGE_RESOURCES,
+    "mesh": MESHES,
+    "args": STRANGE_ARGUMENTS,
+}
 
 
 @st.composite
@@ -330,21 +332,12 @@ def with_a_strange_node(draw, tree):
 def strange_calls(draw):
     """A call with one thing replaced by another, which may be wrong or not."""
     call = draw(calls())
-    what = draw(
-        st.sampled_from(["in_axes", "out_axes", "axis_sizes", "axis_resources", "mesh", "args"])
-    )
-    if what in ("in_axes", "out_axes"):
-        setattr(call, what, draw(with_a_strange_node(getattr(call, what))))
-    elif what == "axis_sizes":
-        call.axis_sizes = draw(st.sampled_from([*STRANGE_SIZES, None, {}]))
-    elif what == "axis_resources":
-        call.axis_resources = draw(st.sampled_from(STRANGE_RESOURCES))
-    elif what == "mesh":
-        call.mesh = draw(st.sampled_from(MESHES))
+    what = draw(st.sampled_from(["in_axes", "out_axes", *STRANGE]))
+    if what in STRANGE:
+        setattr(call, what, draw(st.sampled_from(STRANGE[what])))
     else:
-        call.args = draw(
-            st.sampled_from([(), (None,), ({},), (np.ones(4),), (1.0, np.ones((2, 4)))])
-        )
+        setattr(call, what, draw(with_a_strange_node(getattr(call, what))))
+    if what == "args":
         call.results = Constant(2)
     return call
 
@@ -376,9 +369,8 @@ def is_ours(error):
 def in_scope(call):
     with contextlib.ExitStack() as stack:
         if call.mesh is not None:
-            devices = np.array(jax.devices()[: math.prod(call.mesh.values())]).reshape(
-                *call.mesh.values()
-            )
+            shape = tuple(call.mesh.values())
+            devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
             stack.enter_context(Mesh(devices, tuple(call.mesh)))
         if call.loop is not None:
             stack.enter_context(serial_loop("l", call.loop))
@@ -414,20 +406,6 @@ def placed_on(call):
     return [r for entry in entries for r in (entry if is_container(entry) else [entry])]
 
 
-def kind_of(call):
-    """What to count: the results, and where they are computed."""
-    resources = placed_on(call)
-    place = (
-        "on a mesh"
-        if {"x", "y"}.intersection(map(str, resources))
-        else "in loops"
-        if resources
-        else "vectorized"
-    )
-    count = len(jax.tree.leaves(call.results))
-    return f"{place}, {count if count < 2 else 'several'} results"
-
-
 def xla_cannot(call):
     """A shard_map all of whose arguments are empty does not compile, by hand neither (jax 0.10 to 0.12)."""
     leaves = jax.tree.leaves(call.args)
@@ -440,12 +418,10 @@ def judge(call):
     try:
         expected = call.expected()
     except Refused as reason:
-        event(f"refused: {reason}")
         judge_refusal(call, reason)
         return
     if xla_cannot(call):
         return
-    event(f"answered: {kind_of(call)}")
     result = perform(call)
     assert jax.tree.structure(result) == jax.tree.structure(expected)
     for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(expected)):

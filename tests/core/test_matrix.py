@@ -11,9 +11,9 @@ devices or xmap.  What cannot work is in ``CANNOT``, with its error.
 """
 
 import contextlib
-import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import os
 import warnings
@@ -31,7 +31,6 @@ from sampling import covering
 from xmap_compat import Mesh, SerialLoop, xmap
 from xmap_compat import lax as xlax
 from xmap_compat import numpy as xnp
-from xmap_compat.core import batch, collectives, parameters
 
 # ------------------------------------------------------------------------------- placements
 
@@ -277,8 +276,7 @@ class Cell(NamedTuple):
     operand: str
 
     def __str__(self):
-        over = " and ".join(self.axis)
-        return f"{self.operation} over {over}, of what {'varies' if self.operand == 'varying' else 'does not'}"
+        return f"{self.operation} over {' and '.join(self.axis)}, {self.operand}"
 
 
 KINDS = {"a": (("a",), "varying"), "alike": (("a",), "alike"), "b and a": (("b", "a"), "varying")}
@@ -308,11 +306,10 @@ class Named:
     def call(self, operands, axis_of=lambda cell: cell.axis):
         results = {}
         for cell, h in operands.items():
-            axis = axis_of(cell)
-            n = math.prod(self.sizes[name] for name in axis)
-            results[cell] = operation_of(cell, self.smooth).named(
-                h, axis if len(axis) > 1 else axis[0], n
-            )
+            names = axis_of(cell)
+            n = math.prod(self.sizes[name] for name in names)
+            axis = names if len(names) > 1 else names[0]
+            results[cell] = operation_of(cell, self.smooth).named(h, axis, n)
         return results
 
     def index(self):
@@ -353,9 +350,10 @@ class Whole:
         def on_rows(r):
             return parts(self.xp, r)
 
-        out = (
-            self.xp.stack([on_rows(r) for r in rows]) if self.xp is np else jax.vmap(on_rows)(rows)
-        )
+        if self.xp is np:
+            out = np.stack([on_rows(r) for r in rows])
+        else:
+            out = jax.vmap(on_rows)(rows)
         if not removes:
             out = out.reshape(*sizes, *out.shape[2:])
             order = [*rest, *front]
@@ -377,6 +375,16 @@ class Whole:
         """The results for operands and for twice them, along a first positional dimension."""
         once, again = self.call(operands), self.call(each(lambda h: 2 * h, operands))
         return {cell: self.xp.stack([once[cell], again[cell]], 2) for cell in operands}
+
+
+def along(values, r):
+    """Numbers or truth values of elements, as an array that broadcasts with a result."""
+    return values.reshape(-1, *[1] * (r.ndim - 1))
+
+
+def zeros_like_results(function, operands):
+    results = jax.eval_shape(function, operands)
+    return jax.tree.map(lambda r: jnp.zeros(r.shape, r.dtype), results)
 
 
 def each(function, *trees):
@@ -403,9 +411,7 @@ def in_scan(named, operands):
 
 def in_while(named, operands):
     """Elements of odd index take a second step, with what the others then hold."""
-    start = jax.tree.map(
-        lambda r: jnp.zeros(r.shape, r.dtype), jax.eval_shape(named.call, operands)
-    )
+    start = zeros_like_results(named.call, operands)
     steps = 1 + named.index() % 2
 
     def step(state):
@@ -419,16 +425,13 @@ def in_while_oracle(whole, operands):
     odd = whole.index() % 2 == 1
     first = whole.call(operands)
     second = whole.call(each(lambda h: 2 * h, operands))
-    return each(
-        lambda one, two: xp.where(odd.reshape(-1, *[1] * (one.ndim - 1)), two, one), first, second
-    )
+    return each(lambda one, two: xp.where(along(odd, one), two, one), first, second)
 
 
 def in_cond(named, operands):
     """A branch that all take, and within it one that elements of even index take."""
 
-    def nothing(h):
-        return jax.tree.map(lambda r: jnp.zeros(r.shape, r.dtype), jax.eval_shape(named.call, h))
+    nothing = functools.partial(zeros_like_results, named.call)
 
     def some(h):
         return lax.cond(named.index() % 2 == 0, named.call, nothing, h)
@@ -439,10 +442,8 @@ def in_cond(named, operands):
 def in_cond_oracle(whole, operands):
     xp = whole.xp
     even = whole.index() % 2 == 0
-    return each(
-        lambda r: xp.where(even.reshape(-1, *[1] * (r.ndim - 1)), r, xp.zeros_like(r)),
-        whole.call(operands),
-    )
+    results = whole.call(operands)
+    return each(lambda r: xp.where(along(even, r), r, xp.zeros_like(r)), results)
 
 
 def inner_axis(cell):
@@ -472,12 +473,9 @@ def vjp_inside(named, operands):
 
 def vjp_inside_oracle(whole, operands):
     results = whole.call(operands)
-
-    def factor(r):
-        return (1 + whole.index()).reshape(-1, *[1] * (r.ndim - 1)).astype(r.dtype)
-
-    pull = jax.vjp(functools.partial(whole.call, in_place=True), operands)[1]
-    cotangents = each(lambda r: r * factor(r), results)
+    factor = 1 + whole.index()
+    cotangents = each(lambda r: r * along(factor, r).astype(r.dtype), results)
+    _, pull = jax.vjp(functools.partial(whole.call, in_place=True), operands)
     return pull(cotangents)[0]
 
 
@@ -486,8 +484,8 @@ def own(cell):
 
 
 INSIDE = {
-    "plain": Surrounding(lambda named, h: named.call(h), lambda whole, h: whole.call(h)),
-    "jit": Surrounding(lambda named, h: jax.jit(named.call)(h), lambda whole, h: whole.call(h)),
+    "plain": Surrounding(Named.call, Whole.call),
+    "jit": Surrounding(lambda named, h: jax.jit(named.call)(h), Whole.call),
     "scan": Surrounding(in_scan, Whole.twice),
     "while": Surrounding(in_while, in_while_oracle),
     "cond": Surrounding(in_cond, in_cond_oracle),
@@ -511,14 +509,25 @@ def some_like(tree, phase):
     """Tangents or cotangents."""
 
     def like(leaf):
-        numbers = np.cos(phase + np.arange(math.prod(leaf.shape), dtype=np.float32)).reshape(
-            leaf.shape
-        )
-        return numbers.astype(leaf.dtype) * (
-            1 + 1j if np.issubdtype(leaf.dtype, np.complexfloating) else 1
-        )
+        steps = np.arange(math.prod(leaf.shape), dtype=np.float32)
+        numbers = np.cos(phase + steps).reshape(leaf.shape).astype(leaf.dtype)
+        is_complex = np.issubdtype(leaf.dtype, np.complexfloating)
+        return numbers * (1 + 1j) if is_complex else numbers
 
     return jax.tree.map(like, tree)
+
+
+def doubled(args):
+    return jax.tree.map(lambda x: 2 * x, args)
+
+
+def of_two(fun, args):
+    """Of the arguments and of twice them, by ``jax.vmap``."""
+    return jax.vmap(fun)(jax.tree.map(lambda x: jnp.stack([x, 2 * x]), args))
+
+
+def one_by_one(fun, args):
+    return jax.tree.map(lambda *rs: np.stack(rs), fun(args), fun(doubled(args)))
 
 
 def push(fun, args):
@@ -539,6 +548,14 @@ def pull(fun, args):
     return transpose(some_like(results, 2))[0]
 
 
+def forward_over_reverse(fun, args):
+    return push(functools.partial(pull, fun), args)
+
+
+def reverse_over_forward(fun, args):
+    return pull(functools.partial(push, fun), args)
+
+
 class Use(NamedTuple):
     """``run(function, arguments)`` of the xmapped function and, unless there is an ``oracle``, of the oracle."""
 
@@ -549,21 +566,11 @@ class Use(NamedTuple):
 
 OUTSIDE = {
     "value": Use(lambda fun, args: fun(args), smooth=False),
-    "vmap": Use(
-        lambda fun, args: jax.vmap(fun)(jax.tree.map(lambda x: jnp.stack([x, 2 * x]), args)),
-        smooth=False,
-        oracle=lambda fun, args: jax.tree.map(
-            lambda *rs: np.stack(rs), fun(args), fun(jax.tree.map(lambda x: 2 * x, args))
-        ),
-    ),
+    "vmap": Use(of_two, smooth=False, oracle=one_by_one),
     "jvp": Use(push, oracle=push_by_differences),
     "vjp": Use(pull),
-    "second order, forward over reverse": Use(
-        lambda fun, args: push(lambda at: pull(fun, at), args)
-    ),
-    "second order, reverse over forward": Use(
-        lambda fun, args: pull(lambda at: push(fun, at), args)
-    ),
+    "second order, forward over reverse": Use(forward_over_reverse),
+    "second order, reverse over forward": Use(reverse_over_forward),
 }
 
 MODES = [
@@ -585,12 +592,14 @@ TOLERANCE = {"f": 1e-3, "b": 6e-2, "i": 1e-5, "c": 1e-3}
 
 def draw(dtype, shape, seed):
     rng = np.random.default_rng(seed)
-    if dtype in "bi":
-        return rng.choice(
-            [-2, -1, 1, 2] if dtype == "i" else [-1, -0.5, 0.5, 1], size=shape
-        ).astype(DTYPES[dtype])
-    x = rng.normal(size=shape)
-    return (x + 1j * rng.normal(size=shape) if dtype == "c" else x).astype(DTYPES[dtype])
+    few = {"i": [-2, -1, 1, 2], "b": [-1, -0.5, 0.5, 1]}
+    if dtype in few:
+        x = rng.choice(few[dtype], size=shape)
+    else:
+        x = rng.normal(size=shape)
+    if dtype == "c":
+        x = x + 1j * rng.normal(size=shape)
+    return x.astype(DTYPES[dtype])
 
 
 @functools.cache
@@ -626,21 +635,22 @@ def results_of(placement, mode, dtype, cells, run=run):
     named = Named(sizes, smooth, {"c": placement.inner} if placement.inner else {})
 
     def body(values):
-        return INSIDE[inside].body(
-            named, {cell: named.operand(cell, v) for cell, v in values.items()}
-        )
+        operands = {cell: named.operand(cell, v) for cell, v in values.items()}
+        return INSIDE[inside].body(named, operands)
 
     specs = {"x": ["a", "b", ...], "u": ["b", ...]}
     args = arguments(dtype, cells, placement.sizes)
+    in_axes = {cell: {name: specs[name] for name in values} for cell, values in args.items()}
     fun = xmap(
         body,
-        ({cell: {name: specs[name] for name in values} for cell, values in args.items()},),
+        (in_axes,),
         {cell: [*kept(cell, inside, smooth), ...] for cell in cells},
         axis_sizes=dict(zip("ab", placement.sizes)),
         axis_resources=placement.resources,
     )
     shape, names = MESHES[placement.mesh]
-    with Mesh(np.array(jax.devices()[: math.prod(shape)]).reshape(shape), names):
+    devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+    with Mesh(devices, names):
         return run(lambda values: OUTSIDE[outside].run(fun, values), args)
 
 
@@ -653,9 +663,8 @@ def expected(sizes, mode, dtype, cells):
 
     def positional(xp, values):
         whole = Whole(xp, dict(zip("ab", sizes)), smooth, spread=inside != "plain")
-        return INSIDE[inside].oracle(
-            whole, {cell: whole.operand(cell, v) for cell, v in values.items()}
-        )
+        operands = {cell: whole.operand(cell, v) for cell, v in values.items()}
+        return INSIDE[inside].oracle(whole, operands)
 
     use = OUTSIDE[outside]
 
@@ -667,9 +676,8 @@ def expected(sizes, mode, dtype, cells):
     if smooth and not (inside == "plain" and use.oracle and dtype != "b"):
         wide = jax.tree.map(lambda x: x.astype(np.float32) if dtype == "b" else x, args)
         return run(in_jax, wide), types
-    wide = jax.tree.map(
-        lambda x: x.astype({"i": np.int64, "c": np.complex128}.get(dtype, np.float64)), args
-    )
+    widest = {"i": np.int64, "c": np.complex128}.get(dtype, np.float64)
+    wide = jax.tree.map(lambda x: x.astype(widest), args)
     with np.errstate(over="ignore"):
         return (use.oracle or use.run)(functools.partial(positional, np), wide), types
 
@@ -684,32 +692,33 @@ def difference(result, oracle, type_, tolerance):
     result, oracle = result.astype(wide), np.asarray(oracle).astype(wide)
     scale = max(1, np.abs(oracle).max(initial=0))
     close = np.isclose(result, oracle, rtol=tolerance, atol=tolerance * scale)
-    return (
-        None
-        if close.all()
-        else f"{(~close).sum()} of {close.size} differ, by up to {np.abs(result - oracle).max()}"
-    )
+    if close.all():
+        return None
+    largest = np.abs(result - oracle).max()
+    return f"{(~close).sum()} of {close.size} differ, by up to {largest}"
 
 
 def wrong_cells(placement, mode, dtype, cells):
-    """``["cell: what is wrong", ...]``; if the program of all of them raises, each is tried alone."""
+    """``["cell: what is wrong", ...]``; if the program of all of them raises, each is tried by itself."""
     try:
         results = results_of(placement, mode, dtype, cells)
     except Exception as error:
         if len(cells) == 1:
             return [f"{cells[0]}: {type(error).__name__}: {str(error)[:500]}"]
-        alone = [text for cell in cells for text in wrong_cells(placement, mode, dtype, (cell,))]
-        return alone or [f"only together: {error!r}"]
+        each_wrong = [
+            text for cell in cells for text in wrong_cells(placement, mode, dtype, (cell,))
+        ]
+        return each_wrong or [f"only together: {error!r}"]
     oracle, types = expected(placement.sizes, mode, dtype, cells)
 
     def compare(*leaves):
         return difference(*leaves, TOLERANCE[dtype])
 
-    return [
-        f"{cell}: {text}"
-        for cell in cells
-        for text in jax.tree.leaves(jax.tree.map(compare, results[cell], oracle[cell], types[cell]))
-    ]
+    wrong = []
+    for cell in cells:
+        found = jax.tree.map(compare, results[cell], oracle[cell], types[cell])
+        wrong += [f"{cell}: {text}" for text in jax.tree.leaves(found)]
+    return wrong
 
 
 # ------------------------------------------------------------------------------- the matrix
@@ -804,44 +813,23 @@ def test_cells_equal_the_oracle(program, placement):
 
 def test_the_chosen_cells_cover_all_pairs():
     """Of operation and placement (with and without derivatives), operation and mode, operation and dtype."""
-    seen = {
-        pair
-        for program, name in PROGRAMS_AND_PLACEMENTS
-        for cell in chosen_cells(name, program)
-        for pair in [
-            (cell.operation, name, is_smooth(*program[:2])),
-            (cell.operation, program[:2]),
-            (cell.operation, program[2]),
-            (cell, program[:2]),
-        ]
-    }
-    smooth_or_not = [False, True]
-    wanted = {
-        (op, name, smooth) for op in OPERATIONS for name in PLACEMENTS for smooth in smooth_or_not
-    }
-    wanted |= {(op, dtype) for op in OPERATIONS for dtype in OPERATIONS[op].dtypes}
-    cells = [Cell(op, *kind) for op in OPERATIONS for kind in KINDS.values()]
-    wanted |= {
-        (cell, mode)
-        for cell in cells
-        for mode in MODES
-        if applies(cell, "f") and not is_compound(*mode)
-    }
-    wanted |= {(op, mode) for op in OPERATIONS for mode in MODES}
+    seen = set()
+    for program, name in PROGRAMS_AND_PLACEMENTS:
+        mode, dtype = program[:2], program[2]
+        for cell in chosen_cells(name, program):
+            seen.add((cell.operation, name, is_smooth(*mode)))
+            seen |= {(cell.operation, mode), (cell.operation, dtype), (cell, mode)}
+    wanted = set(itertools.product(OPERATIONS, PLACEMENTS, [False, True]))
+    wanted |= set(itertools.product(OPERATIONS, MODES))
+    for name, operation in OPERATIONS.items():
+        wanted |= {(name, dtype) for dtype in operation.dtypes}
+        cells = [Cell(name, *kind) for kind in KINDS.values()]
+        modes = [mode for mode in MODES if not is_compound(*mode)]
+        wanted |= {pair for pair in itertools.product(cells, modes) if applies(pair[0], "f")}
     assert wanted - seen == set()
 
 
-def test_the_quick_programs_use_every_operation():
-    """With and without derivatives, in what runs without ``--slow``."""
-    seen = set()
-    for k in QUICK:
-        program, name = PROGRAMS_AND_PLACEMENTS[k]
-        smooth = is_smooth(*program[:2])
-        seen |= {(cell.operation, smooth) for cell in chosen_cells(name, program)}
-    assert len(seen) == 2 * len(OPERATIONS)
-
-
-#: Functions of jax.lax with an ``axis_name`` that say what shard_map is told, and compute nothing over named axes.
+#: Functions of jax.lax with an ``axis_name`` that say what a shard_map sees, and compute nothing over named axes.
 OF_SHARD_MAP = {"pcast", "pvary", "psend", "precv"}
 if jax.__version_info__ < (0, 10):
     OF_SHARD_MAP.add("all_gather_start")  # of JAX 0.9.1 and 0.9.2 only: half of an all_gather
@@ -860,54 +848,6 @@ def test_every_function_is_in_the_matrix():
     assert {f"xlax.{name}" for name in xlax.__all__} <= functions
     assert {f"xnp.{name}" for name in xnp.__all__} <= functions
     assert {f"lax.{name}" for name in {*over_named_axes(lax)} - OF_SHARD_MAP} <= functions
-
-
-@pytest.fixture
-def spied(monkeypatch):
-    """Which rules of collectives translate anything."""
-    used = set()
-
-    def spy(name, rule):
-        def translate(*args):
-            used.add(name)
-            return rule.translate(*args)
-
-        replaced = dataclasses.replace(rule, translate=translate)
-        monkeypatch.setitem(collectives.COLLECTIVES, name, replaced)
-
-    for name, rule in list(collectives.COLLECTIVES.items()):
-        spy(name, rule)
-    return used
-
-
-def test_every_rule_is_used(spied):
-    """A new collective needs a paragraph of operations.txt."""
-    of_rules = [name for name in OPERATIONS if "lax." in name and "custom" not in name]
-    cells = tuple(Cell(operation, ("a",), "varying") for operation in of_rules)
-    mode = ("inner xmap over both", "vjp")
-    results_of(PLACEMENTS["partial"], mode, "f", cells, run=jax.eval_shape)
-    assert set(collectives.COLLECTIVES) - spied == set()
-
-
-@pytest.mark.parametrize("primitive", ["psum", "ppermute", "all_gather"])
-def test_a_wrong_rule_is_found(primitive, monkeypatch):
-    """The matrix sees a collective that errs where its axis is split, and names the cells."""
-    rule = collectives.COLLECTIVES[primitive]
-
-    def translate(view, params, *operands):
-        right = rule.translate(view, params, *operands)
-        split = view.mesh_axes_of(parameters.axis_names(params))
-        return batch.apply_positional(view, lambda x: x * 2, right) if split else right
-
-    replaced = dataclasses.replace(rule, translate=translate)
-    monkeypatch.setitem(collectives.COLLECTIVES, primitive, replaced)
-    cells = tuple(
-        Cell(f"lax.{name}", ("a",), "varying")
-        for name in ["psum", "ppermute", "all_gather", "pmax"]
-    )
-    wrong = wrong_cells(PLACEMENTS["partial"], ("plain", "value"), "f", cells)
-    assert [text.partition(" over ")[0] for text in wrong] == [f"lax.{primitive}"]
-    assert wrong_cells(PLACEMENTS["none"], ("plain", "value"), "f", cells) == []
 
 
 # --------------------------------------------------------------------------- what cannot be

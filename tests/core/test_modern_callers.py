@@ -574,25 +574,3 @@ def test_resharding_a_value_in_a_body_changes_no_result():
         fun = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": "x"})
         np.testing.assert_allclose(fun(X), 2 * X)
         np.testing.assert_allclose(jax.grad(lambda x: fun(x).sum())(X), np.full_like(X, 2))
-
-
-def test_errors_of_explicit_types_tell_which_axis_wants_resources():
-    m = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
-    with jax.set_mesh(m):
-        sharded = jax.device_put(np.ones((8, 8), np.float32), NamedSharding(m, P(None, "y")))
-        layout = ["b", "k"]
-
-        def fun(**kw):
-            return xmap(
-                lambda u: lax.ppermute(u, "k", [(k, (k + 1) % 8) for k in range(8)]),
-                layout,
-                layout,
-                **kw,
-            )
-
-        with pytest.raises(Exception) as error:
-            fun()(sharded)
-        (note,) = [n for n in error.value.__notes__ if "axis_resources" in n]
-        assert "shards the named axis `k` over 'y', but axis_resources do not" in note
-        np.testing.assert_allclose(fun(axis_resources={"k": "y"})(sharded), 1)
-        np.testing.assert_allclose(fun()(jax.sharding.reshard(sharded, P())), 1)

@@ -133,7 +133,6 @@ CHANGED = [
     ("contexts", r'"mesh", "x", "name", "api_name"', '"x", "mesh", "name", "api_name"'),
     ("frames", r"made.raw_frames\(\)", "[[None], [0], [0]]"),
     ("origins", r"x\.val\)", "None)"),
-    ("spmd", r"axis_env\.spmd", "axis_env.spmd_axis_names.spmd"),
 ]
 
 
@@ -152,4 +151,4 @@ def test_a_part_that_fails_is_off_with_a_warning_that_says_what_is_missing(monke
     monkeypatch.setenv("XMAP_COMPAT_PUBLIC", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert nice.optional("spmd", axes_of_spmd_vmap=len).axes_of_spmd_vmap is len
+        assert nice.optional("processes", process_store=len).process_store is len

@@ -7,6 +7,7 @@ which knows nothing of xmap.  Environment variables:
 ``XMAP_COMPAT_SEED``      where to start; 0 by default, and printed with a failure.
 """
 
+import functools
 import os
 
 import jax
@@ -28,23 +29,6 @@ EXAMPLES = int(os.environ.get("XMAP_COMPAT_EXAMPLES", 0))
 SEED = int(os.environ.get("XMAP_COMPAT_SEED", 0))
 
 VALUE_TOLERANCE, GRADIENT_TOLERANCE = 2e-4, 2e-3
-
-
-def random_examples(few):
-    """A hypothesis test: the same few programs every time, or as many new ones as asked for."""
-
-    def decorate(test):
-        options = settings(
-            max_examples=EXAMPLES or few,
-            deadline=None,
-            database=None,
-            print_blob=False,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        )
-        return seed(SEED)(options(given(st.data())(test)))
-
-    return decorate
 
 
 def run(program, assignment, call):
@@ -119,24 +103,7 @@ def scanned(function, arrays):
     return [r[1] for r in jax.lax.scan(body, None, pairs)[1]]
 
 
-def check_values(data):
-    check_program(data, data.draw(programs()))
-
-
-def check_loops_in_vmaps(data):
-    check_program(data, data.draw(programs(operations=(widen, vmapped_while))))
-
-
-def of_elements(**options):
-    return programs(elements=True, operations=(element_function, structured), **options)
-
-
-def check_elements(data):
-    """Without JAX's vmap around the program: it has not all rules."""
-    check_program(data, data.draw(of_elements()), [plain, jitted, scanned])
-
-
-def check_program(data, program, calls=(plain, jitted, batched, scanned)):
+def check_values(data, program, calls=(plain, jitted, batched, scanned)):
     model = program.modelled()
     want = model(*program.arrays())
     for call in (plain, data.draw(st.sampled_from(calls))):
@@ -147,9 +114,8 @@ def check_program(data, program, calls=(plain, jitted, batched, scanned)):
         assert_near(got, want, VALUE_TOLERANCE, lambda factor: model(*scaled(program, factor)))
 
 
-def check_captured(data):
+def check_captured(data, program):
     """Arguments that vary over no axis, captured in every placement over the mesh: the same, or one sentence."""
-    program = data.draw(programs())
     assignment = data.draw(assignments(program))
     arrays = program.arrays()
     names, shape = zip(*assignment.mesh) if assignment.mesh else (("x",), (1,))
@@ -158,14 +124,11 @@ def check_captured(data):
     mesh = jax.sharding.Mesh(devices, names, axis_types=(kind,) * len(names))
 
     def place(array):
-        dims = [
-            d
-            for d, size in enumerate(array.shape)
-            if size % shape[0] == 0 and data.draw(st.booleans())
-        ][:1]
-        spec = jax.sharding.PartitionSpec(
-            *(names[0] if d in dims else None for d in range(array.ndim))
-        )
+        entries = [None] * array.ndim
+        for d, size in enumerate(array.shape):
+            if size % shape[0] == 0 and names[0] not in entries and data.draw(st.booleans()):
+                entries[d] = names[0]
+        spec = jax.sharding.PartitionSpec(*entries)
         return jax.device_put(array, jax.sharding.NamedSharding(mesh, spec))
 
     captured = {k: place(arrays[k]) for k, leaf in enumerate(program.args) if not leaf.var.names}
@@ -191,21 +154,18 @@ def functional(program, function):
     arrays = program.arrays()
     places = [k for k, a in enumerate(arrays) if a.dtype == np.float32]
     rng = np.random.default_rng(program.seed)
-    weights = [
-        rng.normal(size=leaf.shape(program.sizes)).astype(np.float32) for leaf in program.results
-    ]
+    shapes = [leaf.shape(program.sizes) for leaf in program.results]
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
     def loss(*floats):
         full = list(arrays)
         for k, value in zip(places, floats):
             full[k] = value
-        results = function(*full)
-        kept = [
-            jnp.sum(w * r)
-            for w, r, leaf in zip(weights, results, program.results)
-            if leaf.var.kind == "float"
-        ]
-        return sum(kept, jnp.float32(0))
+        total = jnp.float32(0)
+        for weight, result, leaf in zip(weights, function(*full), program.results):
+            if leaf.var.kind == "float":
+                total = total + jnp.sum(weight * result)
+        return total
 
     return loss, [arrays[k] for k in places]
 
@@ -223,7 +183,7 @@ def second(loss, floats):
     return jax.jvp(lambda *fs: reverse(loss, fs), floats, [jnp.cos(f) for f in floats])[1]
 
 
-def check_derivative(data, program, derivative):
+def check_derivative(derivative, data, program):
     assignment = data.draw(assignments(program))
 
     def take(f):
@@ -237,50 +197,63 @@ def check_derivative(data, program, derivative):
     floats = functional(program, None)[1]
     reference = jax.jit(modelled)
     want = reference(floats)
-    assert_near(
-        got,
-        want,
-        GRADIENT_TOLERANCE,
-        lambda factor: reference([f * np.float32(factor) for f in floats]),
+
+    def perturbed(factor):
+        return reference([f * np.float32(factor) for f in floats])
+
+    assert_near(got, want, GRADIENT_TOLERANCE, perturbed)
+
+
+reverse_mode = functools.partial(check_derivative, reverse)
+forward_mode = functools.partial(check_derivative, forward)
+second_order = functools.partial(check_derivative, second)
+
+# ------------------------------------------------------------------------------ the tests
+
+NO_LOOPS = {"while_loops": False}  # they have no backward derivative
+NO_RULES = {"backward_rules": False}  # they have no forward one
+LOOPS_IN_VMAPS = {"operations": (widen, vmapped_while)}
+ELEMENTS = {"elements": True, "operations": (*[element_function] * 4, structured)}
+
+# JAX's vmap around the program has not all rules that these need.
+values_of_elements = functools.partial(check_values, calls=[plain, jitted, scanned])
+
+# name: (what is checked, of which programs, how many of them in a quick run, and how many more)
+TESTS = {
+    "values": (check_values, {}, 8, 60),
+    "values of loops in vmaps": (check_values, LOOPS_IN_VMAPS, 3, 0),
+    "captured arguments": (check_captured, {}, 10, 40),
+    "reverse mode": (reverse_mode, NO_LOOPS, 5, 30),
+    "forward mode": (forward_mode, NO_RULES, 4, 20),
+    "second order": (second_order, NO_LOOPS | NO_RULES, 2, 15),
+    "functions of elements": (values_of_elements, ELEMENTS, 8, 60),
+    "their reverse mode": (reverse_mode, ELEMENTS | NO_LOOPS, 5, 30),
+    "their forward mode": (forward_mode, ELEMENTS | NO_RULES, 2, 20),
+}
+
+
+def sizes_of_tests():
+    for name, (check, options, few, more) in TESTS.items():
+        yield pytest.param(check, options, few, id=name)
+        if more:
+            yield pytest.param(check, options, more, id=f"more {name}", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("check", "options", "count"), [*sizes_of_tests()])
+def test_random_programs(check, options, count):
+    """The same programs every time, or as many new ones as asked for."""
+
+    @seed(SEED)
+    @settings(
+        max_examples=EXAMPLES or count,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
     )
+    @given(st.data())
+    def examples(data):
+        check(data, data.draw(programs(**options)))
 
-
-def check_reverse_mode(data):
-    check_derivative(data, data.draw(programs(while_loops=False)), reverse)
-
-
-def check_forward_mode(data):
-    check_derivative(data, data.draw(programs(backward_rules=False)), forward)
-
-
-def check_reverse_of_elements(data):
-    check_derivative(data, data.draw(of_elements(while_loops=False)), reverse)
-
-
-def check_forward_of_elements(data):
-    check_derivative(data, data.draw(of_elements(backward_rules=False)), forward)
-
-
-def check_second_order(data):
-    check_derivative(data, data.draw(programs(while_loops=False, backward_rules=False)), second)
-
-
-test_values = random_examples(8)(check_values)
-test_values_of_loops_in_vmaps = random_examples(3)(check_loops_in_vmaps)
-test_captured_arguments = random_examples(10)(check_captured)
-test_reverse_mode = random_examples(5)(check_reverse_mode)
-test_forward_mode = random_examples(4)(check_forward_mode)
-test_elements = random_examples(8)(check_elements)
-test_reverse_of_elements = random_examples(5)(check_reverse_of_elements)
-test_forward_of_elements = random_examples(2)(check_forward_of_elements)
-test_second_order = random_examples(2)(check_second_order)
-
-# The first programs are those of the tests above.
-test_more_values = pytest.mark.slow(random_examples(60)(check_values))
-test_more_captured_arguments = pytest.mark.slow(random_examples(40)(check_captured))
-test_more_of_reverse_mode = pytest.mark.slow(random_examples(30)(check_reverse_mode))
-test_more_of_forward_mode = pytest.mark.slow(random_examples(20)(check_forward_mode))
-test_more_of_second_order = pytest.mark.slow(random_examples(15)(check_second_order))
-test_more_of_elements = pytest.mark.slow(random_examples(60)(check_elements))
-test_more_of_reverse_of_elements = pytest.mark.slow(random_examples(30)(check_reverse_of_elements))
-test_more_of_forward_of_elements = pytest.mark.slow(random_examples(20)(check_forward_of_elements))
+    examples()

@@ -23,8 +23,6 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import Mesh, SerialLoop, einsum, serial_loop, xmap
-from xmap_compat.core.same_calls import fingerprint
-from xmap_compat.core.watch import Watcher, watch_everywhere
 
 # ------------------------------------------------------------------------------- bodies
 
@@ -43,28 +41,21 @@ def many_values(a, b, c):
 
 def reductions(a, b, c):
     total = lax.psum(a * b * c, ("alpha", "beta", "gamma"))
-    parts = lax.pmean(a * b, ("beta", "alpha")), lax.pmax(b * c, ("gamma", "beta"))
-    return (
-        total,
-        parts,
-        lax.all_gather(a * c, ("gamma", "alpha")).sum(),
-        lax.axis_index(("gamma", "alpha", "beta")),
-    )
+    mean = lax.pmean(a * b, ("beta", "alpha"))
+    largest = lax.pmax(b * c, ("gamma", "beta"))
+    gathered = lax.all_gather(a * c, ("gamma", "alpha")).sum()
+    return total, (mean, largest), gathered, lax.axis_index(("gamma", "alpha", "beta"))
 
 
 def exchanges(a, b, c):
     moved = lax.ppermute(a * b, "alpha", [(k, (k + 3) % 8) for k in range(8)])
-    return (
-        moved,
-        lax.pshuffle(b * c, "beta", [1, 0, 3, 2]),
-        lax.psum_scatter(jnp.arange(8.0) * a, "alpha"),
-    )
+    shuffled = lax.pshuffle(b * c, "beta", [1, 0, 3, 2])
+    return moved, shuffled, lax.psum_scatter(jnp.arange(8.0) * a, "alpha")
 
 
 def contractions(a, b, c):
-    return einsum("{alpha},{alpha,beta},{beta,gamma}->{gamma}", a, a * b, b * c), lax.psum(
-        a * b, "alpha"
-    )
+    product = einsum("{alpha},{alpha,beta},{beta,gamma}->{gamma}", a, a * b, b * c)
+    return product, lax.psum(a * b, "alpha")
 
 
 @jax.custom_vjp
@@ -94,12 +85,9 @@ squared.defjvp(lambda primals, tangents: (squared(*primals), sum(tangents) * squ
 
 def custom_rules(a, b, c):
     own = jax.grad(lambda a: jnp.sum(scaled(a, b, c) ** 2))(a)
-    return (
-        scaled(a, b, c),
-        squared(a, b, c),
-        own,
-        lax.custom_root(lambda x: x - a * b, c, _newton, lambda g, y: y / g(1.0)),
-    )
+    values = scaled(a, b, c), squared(a, b, c)
+    root = lax.custom_root(lambda x: x - a * b, c, _newton, lambda g, y: y / g(1.0))
+    return *values, own, root
 
 
 def _newton(f, x):
@@ -109,25 +97,30 @@ def _newton(f, x):
 def control_flow(a, b, c):
     looped = lax.fori_loop(0, 3, lambda k, x: jnp.sin(x) + a * b, c)
     chosen = lax.cond(jnp.sum(a) > 0, lambda x, y: (x * b, y), lambda x, y: (x, y * c), a, b)
-    until = lax.while_loop(
-        lambda s: s[0] < lax.pmax(a, "alpha"), lambda s: (s[0] + 1, s[1] * b * c), (a, c)
-    )
+
+    def unfinished(state):
+        return state[0] < lax.pmax(a, "alpha")
+
+    def step(state):
+        return state[0] + 1, state[1] * b * c
+
+    until = lax.while_loop(unfinished, step, (a, c))
     return looped, chosen, until, jax.checkpoint(lambda x: jnp.sin(x) * b)(a * c)
 
 
 def nested(a, b, c):
+    def placed(x, y):
+        return (x * a + y * b) * c + lax.pmean(x, "delta")
+
+    def summed(x, y):
+        return lax.psum(x * a + y * b, ("delta", "epsilon"))
+
+    axes = ["delta"], ["epsilon"]
     resources = {"delta": "x", "epsilon": SerialLoop(2)}
-    axes = (["delta"], ["epsilon"]), ["delta", "epsilon"]
-    placed = xmap(
-        lambda x, y: (x * a + y * b) * c + lax.pmean(x, "delta"), *axes, axis_resources=resources
-    )
-    summed = xmap(
-        lambda x, y: lax.psum(x * a + y * b, ("delta", "epsilon")),
-        axes[0],
-        {},
-        axis_resources={"delta": "x"},
-    )
-    return placed(jnp.arange(4.0), jnp.arange(2.0)), summed(jnp.arange(8.0), jnp.arange(3.0))
+    placed = xmap(placed, axes, ["delta", "epsilon"], axis_resources=resources)
+    summed = xmap(summed, axes, {}, axis_resources={"delta": "x"})
+    first = placed(jnp.arange(4.0), jnp.arange(2.0))
+    return first, summed(jnp.arange(8.0), jnp.arange(3.0))
 
 
 NAMES = ("alpha", "beta", "gamma")
@@ -157,30 +150,18 @@ def own_texts():
             # Every result is broadcast along the axes that it does not vary over.
             mapped = xmap(body, tuple([n] for n in NAMES), [*NAMES, ...], axis_resources=resources)
             with mesh, serial_loop("loop", 2):
-                calls: list[str] = []
-                end = watch_everywhere(
-                    Watcher(traced=lambda *call, calls=calls: calls.append(fingerprint_text(*call)))
-                )
                 yield f"{body.__name__} {k}", mapped.lower(*args).as_text()
-                end()
-                yield f"fingerprint of {body.__name__} {k}", "\n".join(calls)
-                gradient = jax.jit(
-                    jax.grad(lambda *args, f=mapped: _total(f(*args)), argnums=(0, 1, 2))
-                )
                 if body is not control_flow:  # a while loop has no backward derivative
-                    yield f"gradient of {body.__name__} {k}", gradient.lower(*args).as_text()
+                    yield f"gradient of {body.__name__} {k}", gradient_text(mapped, args)
 
 
-def fingerprint_text(declared, placed, args):
-    """What processes compare of a call that is no part of another."""
-    made = fingerprint(declared, placed, args)
-    return "" if placed.nested else "\n".join(f"{what}: {text}" for what, text in made.lines)
+def gradient_text(mapped, args):
+    def total(results):
+        floats = [r for r in jax.tree.leaves(results) if jnp.issubdtype(r.dtype, jnp.floating)]
+        return sum(map(jnp.sum, floats))
 
-
-def _total(results):
-    return sum(
-        jnp.sum(r) for r in jax.tree.leaves(results) if jnp.issubdtype(r.dtype, jnp.floating)
-    )
+    gradient = jax.grad(lambda *args: total(mapped(*args)), argnums=(0, 1, 2))
+    return jax.jit(gradient).lower(*args).as_text()
 
 
 def random_texts(pairs):

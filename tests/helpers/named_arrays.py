@@ -93,7 +93,7 @@ class Model:
 
     @contextlib.contextmanager
     def back_among(self, sizes):
-        """The axes as they were when a rule was met: JAX runs it later, where inner axes are gone."""
+        """The axes as they were when a rule was made: JAX runs it later, where inner axes are gone."""
         self.sizes, now = sizes, self.sizes
         try:
             yield
@@ -199,7 +199,6 @@ class Model:
                 " scan cond switch while_loop fori_loop"
             ),
             "xmap": self.xmap,
-            "xeinsum": self.xeinsum,
             "pargmax": self.pargmax,
             "pargmin": self.pargmin,
         }
@@ -287,14 +286,6 @@ class Model:
         ruled = jax.custom_vjp(total)
         ruled.defvjp(lambda data: (total(data), None), lambda _, ct: (ct,))
         return Named(self, ruled(self.expanded(x, held)), held)
-
-    def xeinsum(self, spec, *operands):
-        """Letters are contracted at each index; then names that the operands mention and the result does not."""
-        inputs, ((letters, kept),) = map(_terms, spec.split("->"))
-        positional = ",".join(term for term, _ in inputs) + "->" + letters
-        product = self.pointwise(lambda *xs: self.xp.einsum(positional, *xs), *operands)
-        contracted = tuple(dict.fromkeys(n for _, names in inputs for n in names if n not in kept))
-        return self.psum(product, contracted) if contracted else product
 
     # ----------------------------------------------------- functions of names and positions
 
@@ -599,9 +590,3 @@ def _is_named(x):
 
 def _tuple(axes):
     return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
-
-
-def _terms(side):
-    """``'nk{a,b},km{b}'`` as ``[('nk', ['a', 'b']), ('km', ['b'])]``."""
-    terms = [term.lstrip(",").split("{") for term in side.split("}")[:-1]]
-    return [(letters, [n for n in names.split(",") if n]) for letters, names in terms]

@@ -109,9 +109,7 @@ class Program:
 
     Attributes:
       source: the text of ``body``, with the custom rules that it uses.
-      args, results: the leaves, in order.
-      arg_tree, result_tree: pytrees of the leaves' indices.
-      in_axes, out_axes: as given to xmap.
+      args, results: of the body, in order.
       sizes: of the axes that the xmap defines, and of those of xmaps in the body.
       inner: the axes of xmaps in the body.
       used: axes that something refers to by name.
@@ -121,10 +119,6 @@ class Program:
     source: str
     args: tuple[Leaf, ...]
     results: tuple[Leaf, ...]
-    arg_tree: Any
-    result_tree: Any
-    in_axes: Any
-    out_axes: Any
     sizes: dict[str, int]
     inner: dict[str, int]
     used: frozenset[str]
@@ -145,36 +139,32 @@ class Program:
 
         ``captured``: arguments that the body captures instead, by index.
         """
-        namespace = {
-            name: getattr(xmap_compat, name) for name in ("xmap", "pargmax", "pargmin", "xeinsum")
-        }
-        modules = {"jax": jax, "jnp": jnp, "lax": lax}
-        modules["elements"] = SimpleNamespace(**element_functions.ALL)
-        body = self.body({**namespace, **modules}, assignment)
-        own = {
-            n: self.sizes[n] for n in self.sizes if not any(n in leaf.layout for leaf in self.args)
-        }
-        in_axes, fun, options = (
-            self.in_axes,
-            body,
-            {"axis_sizes": own, "axis_resources": assignment.of(self.sizes)},
+        namespace = {"jax": jax, "jnp": jnp, "lax": lax}
+        for name in ("xmap", "pargmax", "pargmin"):
+            namespace[name] = getattr(xmap_compat, name)
+        namespace["elements"] = SimpleNamespace(**element_functions.ALL)
+        body = self.body(namespace, assignment)
+        own = dict(self.sizes)
+        for leaf in self.args:
+            for name in leaf.layout:
+                own.pop(name, None)
+        captured = captured or {}
+        kept = [k for k in range(len(self.args)) if k not in captured]
+
+        def of_kept(*given):
+            filled = {**captured, **dict(zip(kept, given))}
+            return body(*(filled[k] for k in range(len(self.args))))
+
+        in_axes = tuple(self.args[k].spec for k in kept)
+        resources = assignment.of(self.sizes)
+        mapped = xmap_compat.xmap(
+            of_kept, in_axes, self.out_axes, axis_sizes=own, axis_resources=resources
         )
+        return lambda *arrays: mapped(*(arrays[k] for k in kept))
 
-        def placed(arrays):
-            return _fill(self.arg_tree, arrays)
-
-        if captured:
-            kept = [k for k in range(len(self.args)) if k not in captured]
-            in_axes = tuple(self.args[k].spec for k in kept)
-
-            def fun(*given):
-                return body(*_fill(self.arg_tree, {**captured, **dict(zip(kept, given))}))
-
-            def placed(arrays):
-                return [arrays[k] for k in kept]
-
-        mapped = xmap_compat.xmap(fun, in_axes, self.out_axes, **options)
-        return lambda *arrays: _in_order(self.result_tree, mapped(*placed(arrays)))
+    @property
+    def out_axes(self):
+        return tuple(leaf.spec for leaf in self.results)
 
     def modelled(self, xp=np):
         """The same function by the model."""
@@ -185,16 +175,19 @@ class Program:
             namespace = {**model.namespace(), "elements": SimpleNamespace(**elements)}
             body = self.body(namespace, NOWHERE)
             named = [_enter(model, array, leaf) for array, leaf in zip(arrays, self.args)]
-            results = _in_order(self.result_tree, body(*_fill(self.arg_tree, named)))
-            return [_leave(model, model.named(r), leaf) for r, leaf in zip(results, self.results)]
+            results = zip(body(*named), self.results)
+            return [_leave(model, model.named(r), leaf) for r, leaf in results]
 
         return function
 
     def text(self, assignment):
         """The program and its call, for a report."""
-        call = f"xmap(body, {self.in_axes}, {self.out_axes}, axis_resources={assignment.of(self.sizes)})"
+        specs = f"{[leaf.spec for leaf in self.args]} -> {self.out_axes}"
         shapes = [leaf.shape(self.sizes) for leaf in self.args]
-        return f"{self.source}\n{call}, sizes {self.sizes}, of {shapes} of seed {self.seed}, on {assignment}"
+        return (
+            f"{self.source}\n{specs}, sizes {self.sizes}, of {shapes} of seed {self.seed},"
+            f" on {assignment}"
+        )
 
     def __repr__(self):
         return f"program of seed {self.seed}"
@@ -207,20 +200,6 @@ def _draw_array(rng, shape, kind):
     if kind == "int":
         return rng.integers(0, 10, shape).astype("int32")
     return rng.normal(size=shape).astype("float32")
-
-
-def _fill(tree, leaves):
-    return jax.tree.map(lambda k: leaves[k], tree)
-
-
-def _in_order(tree, filled):
-    """The leaves of ``filled`` in the order of the indices in ``tree``."""
-
-    def is_leaf(x):
-        return isinstance(x, Named)
-
-    found = dict(zip(jax.tree.leaves(tree), jax.tree.leaves(filled, is_leaf=is_leaf), strict=True))
-    return [found[k] for k in range(len(found))]
 
 
 def _enter(model, array, leaf):
@@ -289,9 +268,8 @@ def assignments(draw, program):
                 taken.append(resource)
                 rest //= left.pop(resource)
         if name not in program.used and rest > 1 and draw(st.booleans()):
-            taken.append(
-                SerialLoop(draw(st.sampled_from([k for k in range(1, rest + 1) if rest % k == 0])))
-            )
+            lengths = [k for k in range(1, rest + 1) if rest % k == 0]
+            taken.append(SerialLoop(draw(st.sampled_from(lengths))))
         if taken:
             resources[name] = tuple(taken)
     return Assignment(mesh, resources)
@@ -314,13 +292,8 @@ class Writer:
     """
 
     def __init__(self, draw, shared, env, axes, depth=0):
-        self.draw, self.shared, self.env, self.axes, self.depth = (
-            draw,
-            shared,
-            list(env),
-            axes,
-            depth,
-        )
+        self.draw, self.shared = draw, shared
+        self.env, self.axes, self.depth = list(env), axes, depth
         self.lines = []
 
     # --------------------------------------------------------------------- drawing
@@ -343,8 +316,20 @@ class Writer:
     def float_var(self, suits=lambda v: True):
         return self._latest(v for v in reversed(self.env) if v.kind == "float" and suits(v))
 
+    def small(self, size, suits=lambda v: True):
+        return self.float_var(lambda v: math.prod(v.shape) <= size and suits(v))
+
     def int_var(self, suits=lambda v: True):
         return self._latest(v for v in reversed(self.env) if v.kind == "int" and suits(v))
+
+    def scalar_int(self):
+        return self.int_var(lambda n: n.shape == ())
+
+    def dimension(self, v):
+        return self.number(0, len(v.shape) - 1)
+
+    def size_of(self, names):
+        return math.prod(self.shared.sizes[n] for n in names)
 
     def _latest(self, fitting):
         """One of them, or None; mostly one of the latest, so that statements build on each other."""
@@ -416,7 +401,11 @@ class Writer:
         )
 
     def all_names(self):
-        return frozenset().union(frozenset(self.axes), *(v.names for v in self.env))
+        return frozenset(self.axes).union(*(v.names for v in self.env))
+
+
+def has_dimensions(v):
+    return v.shape != ()
 
 
 def expanded(w, v, size):
@@ -451,7 +440,7 @@ def _broadcasts(a, b):
 
 
 def with_integer(w):
-    n, v = w.int_var(lambda n: n.shape == ()), w.float_var()
+    n, v = w.scalar_int(), w.float_var()
     if n is None:
         return None
     return w.let(f"{v.text} * (0.1 * {n.text})", v.shape, v.names | n.names)
@@ -466,7 +455,7 @@ def integer(w):
 
 
 def select(w):
-    n = w.int_var(lambda n: n.shape == ())
+    n = w.scalar_int()
     v = w.float_var()
     if n is None:
         return None
@@ -476,7 +465,7 @@ def select(w):
 
 
 def reduce_positions(w):
-    v = w.float_var(lambda v: v.shape)
+    v = w.float_var(has_dimensions)
     if v is None:
         return None
     dims = tuple(sorted(w.some(range(len(v.shape)))))
@@ -486,7 +475,7 @@ def reduce_positions(w):
 
 
 def rearrange(w):
-    v = w.float_var(lambda v: v.shape)
+    v = w.float_var(has_dimensions)
     if v is None:
         return None
     n, *rest = v.shape
@@ -511,7 +500,7 @@ def rearrange(w):
 
 
 def widen(w):
-    v = w.float_var(lambda v: math.prod(v.shape) <= 12)
+    v = w.small(12)
     if v is None:
         return None
     size = w.number(1, 4)
@@ -519,7 +508,7 @@ def widen(w):
 
 
 def matmul(w):
-    v = w.float_var(lambda v: v.shape)
+    v = w.float_var(has_dimensions)
     u = v and w.float_var(lambda u: u.shape and u.shape[0] == v.shape[-1] and len(u.shape) <= 2)
     if u is None:
         return None
@@ -531,8 +520,8 @@ def matmul(w):
 
 
 def index(w):
-    v = w.float_var(lambda v: v.shape)
-    n = w.int_var(lambda n: n.shape == ())
+    v = w.float_var(has_dimensions)
+    n = w.scalar_int()
     if v is None or n is None:
         return None
     return w.let(f"{v.text}[{n.text} % {v.shape[0]}]", v.shape[1:], v.names | n.names)
@@ -591,7 +580,7 @@ def softmax(w):
 def ppermute(w):
     v = w.float_var()
     names = w.some_names()
-    size = math.prod(w.shared.sizes[n] for n in names)
+    size = w.size_of(names)
     order = w.draw(st.permutations(range(size)))
     perm = list(zip(range(size), order))
     perm = [pair for pair in perm if w.flag()] if w.flag() else perm
@@ -608,7 +597,7 @@ def pshuffle(w):
 
 def all_gather(w):
     v, names = w.float_var(), w.some_names()
-    size = math.prod(w.shared.sizes[n] for n in names)
+    size = w.size_of(names)
     tiled = bool(v.shape) and w.flag()
     at = w.number(0, len(v.shape) - tiled)
     shape = list(v.shape)
@@ -621,10 +610,10 @@ def all_gather(w):
 
 
 def psum_scatter(w):
-    v, names = w.float_var(lambda v: math.prod(v.shape) <= 8), w.some_names()
+    v, names = w.small(8), w.some_names()
     if v is None:
         return None
-    size = math.prod(w.shared.sizes[n] for n in names)
+    size = w.size_of(names)
     tiled = w.flag()
     at = w.number(0, len(v.shape))
     length = size * (w.number(1, 2) if tiled else 1)
@@ -637,7 +626,7 @@ def psum_scatter(w):
 
 
 def all_to_all(w):
-    v, name = w.float_var(lambda v: math.prod(v.shape) <= 8), w.name()
+    v, name = w.small(8), w.name()
     if v is None:
         return None
     size = w.shared.sizes[name]
@@ -671,31 +660,6 @@ def pdot(w):
     return w.let(text, shape, (v.names | u.names) - set(names))
 
 
-def named_einsum(w):
-    operands = [w.float_var(lambda v: len(v.shape) <= 2) for _ in range(w.choose([2, 2, 3]))]
-    if None in operands or w.shared.in_grad:
-        return None
-    letters, size, terms = iter("nmklpq"), {}, []
-    for v in operands:
-        known = {d: x for x, d in size.items()}
-        terms.append([known[d] if d in known and w.flag() else next(letters) for d in v.shape])
-        size.update(zip(terms[-1], v.shape))
-    if any(len(set(term)) != len(term) for term in terms):
-        return None
-    kept = [x for x in size if w.flag()]
-    mention = sorted(set().union(*(v.names for v in operands)))
-    if not w.shared.vmapped.isdisjoint(mention):
-        return None
-    w.shared.used.update(mention)
-    names_kept = [n for n in mention if w.flag()]
-    inputs = ",".join(
-        f"{''.join(term)}{{{','.join(sorted(v.names))}}}" for term, v in zip(terms, operands)
-    )
-    spec = f"{inputs}->{''.join(kept)}{{{','.join(names_kept)}}}"
-    text = f"0.2 * xeinsum({spec!r}, {', '.join(v.text for v in operands)})"
-    return w.let(text, [size[x] for x in kept], names_kept)
-
-
 def pargmax(w):
     n, name = w.int_var(), w.name()
     if n is None:
@@ -709,8 +673,8 @@ def pargmax(w):
 
 
 def scan(w):
-    v = w.float_var(lambda v: math.prod(v.shape) <= 16)
-    xs = w.float_var(lambda x: x.shape and math.prod(x.shape) <= 24)
+    v = w.small(16)
+    xs = w.small(24, has_dimensions)
     if v is None or xs is None:
         return None
     everything = w.all_names()
@@ -734,7 +698,7 @@ def scan(w):
 
 
 def fori_loop(w):
-    v = w.float_var(lambda v: math.prod(v.shape) <= 16)
+    v = w.small(16)
     if v is None:
         return None
     everything = w.all_names()
@@ -748,7 +712,7 @@ def fori_loop(w):
 
 
 def cond(w):
-    v, n = w.float_var(lambda v: math.prod(v.shape) <= 16), w.int_var(lambda n: n.shape == ())
+    v, n = w.small(16), w.scalar_int()
     if v is None or n is None:
         return None
     everything = w.all_names()
@@ -764,11 +728,12 @@ def cond(w):
 
 
 def while_loop(w, n=None):
-    v, n = w.float_var(lambda v: math.prod(v.shape) <= 16), n or w.int_var(lambda n: n.shape == ())
+    v, n = w.small(16), n or w.scalar_int()
     if v is None or n is None or not w.shared.while_loops:
         return None
     everything = w.all_names()
-    count, value = Var(w.fresh("n"), (), everything, "int"), Var(w.fresh("c"), v.shape, everything)
+    count = Var(w.fresh("n"), (), everything, "int")
+    value = Var(w.fresh("c"), v.shape, everything)
     state = Var(w.fresh("s"), (), everything, "state")
 
     def write(inner):
@@ -783,7 +748,7 @@ def while_loop(w, n=None):
 
 def wrapped(w):
     """jit, remat, and vmap over a dimension."""
-    v = w.float_var(lambda v: math.prod(v.shape) <= 16)
+    v = w.small(16)
     if v is None:
         return None
     everything = w.all_names()
@@ -793,7 +758,7 @@ def wrapped(w):
         param = Var(w.fresh("p"), v.shape, v.names)
         body = w.define([param], lambda inner: inner.inner_value(v.shape))
         return w.let(f"{wrap}({body})({v.text})", v.shape, everything)
-    at, out = w.number(0, len(v.shape) - 1), w.number(0, len(v.shape) - 1)
+    at, out = w.dimension(v), w.dimension(v)
 
     def call(body, name):
         return f"jax.vmap({body}, in_axes={at}, out_axes={out}, axis_name={name!r})"
@@ -803,10 +768,10 @@ def wrapped(w):
 
 def vmapped_while(w):
     """A loop that turns as often as the index of a vmap says: JAX stages one loop with an array for a predicate."""
-    v = w.float_var(lambda v: v.shape and math.prod(v.shape) <= 16)
+    v = w.small(16, has_dimensions)
     if v is None or not w.shared.while_loops:
         return None
-    at, out = w.number(0, len(v.shape) - 1), w.number(0, len(v.shape) - 1)
+    at, out = w.dimension(v), w.dimension(v)
 
     def call(body, name):
         return f"jax.vmap({body}, in_axes={at}, out_axes={out}, axis_name={name!r})"
@@ -818,10 +783,10 @@ def vmapped_while(w):
 
 
 def inner_xmap(w):
-    v = w.float_var(lambda v: v.shape and math.prod(v.shape) <= 24)
+    v = w.small(24, has_dimensions)
     if v is None:
         return None
-    at, out = w.number(0, len(v.shape) - 1), w.number(0, len(v.shape) - 1)
+    at, out = w.dimension(v), w.dimension(v)
 
     def call(body, name):
         return f"xmap({body}, ({{{at}: {name!r}}},), {{{out}: {name!r}}}, axis_resources=inner[{name!r}])"
@@ -856,32 +821,25 @@ def _mapped(w, v, at, out, call, registry, first=lambda inner, name: None):
 
 
 def inner_grad(w):
-    v = w.float_var(lambda v: math.prod(v.shape) <= 16)
+    v = w.small(16)
     if v is None or w.shared.in_grad:
         return None
     everything = w.all_names()
     param = Var(w.fresh("p"), v.shape, everything)
-    before, w.shared.in_grad, loops, w.shared.while_loops = (
-        w.shared.in_grad,
-        True,
-        w.shared.while_loops,
-        False,
-    )
-    body = w.define([param], lambda inner: f"jnp.sum({inner.inner_value(v.shape)})")
-    w.shared.in_grad, w.shared.while_loops = before, loops
+    with w.shared.with_changes(in_grad=True, while_loops=False):
+        body = w.define([param], lambda inner: f"jnp.sum({inner.inner_value(v.shape)})")
     return w.let(f"0.3 * jax.grad({body})({v.text})", v.shape, everything)
 
 
 def inner_jvp(w, call="sum(jax.jvp({}, ({},), ({},)))"):
-    v = w.float_var(lambda v: math.prod(v.shape) <= 16)
+    v = w.small(16)
     u = v and w.float_var(lambda u: u.shape == v.shape)
     if u is None or w.shared.in_grad:
         return None
     everything = w.all_names()
     param = Var(w.fresh("p"), v.shape, everything)
-    rules, w.shared.backward_rules = w.shared.backward_rules, False
-    body = w.define([param], lambda inner: inner.inner_value(v.shape))
-    w.shared.backward_rules = rules
+    with w.shared.with_changes(backward_rules=False):
+        body = w.define([param], lambda inner: inner.inner_value(v.shape))
     return w.let(call.format(body, v.text, u.text), v.shape, everything)
 
 
@@ -912,7 +870,7 @@ def element_function(w):
     name = w.choose(sorted(kind))
     v = w.float_var()
     if kind in (element_functions.OF_INTEGERS, element_functions.OTHER_KEYS):
-        other = w.int_var(lambda n: n.shape == ()) or axis_index(w)
+        other = w.scalar_int() or axis_index(w)
         text = other.text
     else:
         other = w.float_var()
@@ -941,7 +899,7 @@ def rule_of_weights(w):
 FLAT_OPERATIONS = [
     unary, binary, sum_over_names, axis_index, with_integer, integer, select, reduce_positions, rearrange, widen,
     matmul, index, integer_sum_over_names, named_reduction, softmax, ppermute, pshuffle, all_gather, psum_scatter,
-    all_to_all, pdot, named_einsum, pargmax, custom_rule,
+    all_to_all, pdot, pargmax, custom_rule,
 ]  # fmt: skip
 STRUCTURED = [scan, cond, while_loop, fori_loop, wrapped, inner_xmap, inner_grad, inner_jvp]
 OPERATIONS = [*FLAT_OPERATIONS, *STRUCTURED, *STRUCTURED]
@@ -965,6 +923,13 @@ class Shared:
     counter: int = 0
     in_grad: bool = False
 
+    @contextlib.contextmanager
+    def with_changes(self, **changes):
+        before = {name: getattr(self, name) for name in changes}
+        vars(self).update(changes)
+        yield
+        vars(self).update(before)
+
 
 AXES = ("a", "b", "c")
 
@@ -981,28 +946,27 @@ def programs(draw, while_loops=True, backward_rules=True, elements=False, operat
     shared = Shared(dict(sizes), while_loops, backward_rules, elements)
     w = Writer(draw, shared, [], list(sizes))
     args = [_argument(w, k, sizes) for k in range(w.number(2, 4))]
-    arg_tree, in_axes, unpack = _group(w, args, "arg")
     w.env.extend(leaf.var for leaf in args)
     for operation in operations:
         operation(w)
     w.statements(w.number(0 if operations else 2, 2 if operations else 8))
-    results = [_result(w, var, sizes) for var in dict.fromkeys([w.env[-1], *w.some(w.env, 0)][:3])]
-    result_tree, out_axes = _result_group(w, results)
-    returned = _text_of(result_tree, [leaf.var.text for leaf in results])
-    lines = [*unpack, *w.lines, f"return {returned}"]
-    params = ", ".join(f"arg{k}" for k in range(len(in_axes)))
-    source = f"\ndef body({params}):\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+    returned = dict.fromkeys([w.env[-1], *w.some(w.env, 0)][:3])
+    results = [_result(w, var, sizes) for var in returned]
+    texts = ", ".join(var.text for var in returned)
+    lines = textwrap.indent("\n".join([*w.lines, f"return {texts},"]), "    ")
+    params = ", ".join(leaf.var.text for leaf in args)
+    source = f"\ndef body({params}):\n{lines}\n"
     source = "".join(text for name, text in RULES.items() if f"{name}(" in source) + source
     inner = {n: shared.sizes[n] for n in sorted(shared.inner)}
-    args, results, used, start = (
-        tuple(args),
-        tuple(results),
-        frozenset(shared.used),
-        draw(st.integers(0, 1000)),
-    )
     return Program(
-        source, args, results, arg_tree, result_tree, in_axes, out_axes, sizes, inner, used, seed=start
-    )  # fmt: skip
+        source=source,
+        args=tuple(args),
+        results=tuple(results),
+        sizes=sizes,
+        inner=inner,
+        used=frozenset(shared.used),
+        seed=draw(st.integers(0, 1000)),
+    )
 
 
 def _argument(w, k, sizes):
@@ -1029,44 +993,3 @@ def _leaf(w, var, names):
         {k: positions[k] for k in reversed(positions)},
     ]
     return Leaf(var, tuple(layout), w.choose(specs))
-
-
-def _group(w, leaves, what):
-    """Arguments alone, or several in a container: the tree, in_axes, and lines that unpack them."""
-    split = w.number(1, len(leaves))
-    tree: list[Any] = list(range(split))
-    specs: list[Any] = [leaf.spec for leaf in leaves[:split]]
-    lines = [f"{leaf.var.text} = arg{k}" for k, leaf in enumerate(leaves[:split])]
-    rest = leaves[split:]
-    if rest:
-        keys = [leaf.var.text for leaf in rest]
-        tree.append({key: split + k for k, key in enumerate(keys)})
-        specs.append(
-            rest[0].spec if _all_equal(rest) else {key: leaf.spec for key, leaf in zip(keys, rest)}
-        )
-        lines.extend(f"{key} = arg{split}[{key!r}]" for key in keys)
-    return tuple(tree), tuple(specs), lines
-
-
-def _all_equal(leaves):
-    return all(leaf.spec == leaves[0].spec for leaf in leaves)
-
-
-def _result_group(w, leaves):
-    form = w.number(0, 2)
-    if form == 0 and len(leaves) == 1:
-        return 0, leaves[0].spec
-    prefix = leaves[0].spec if _all_equal(leaves) and w.flag() else None
-    if form == 1:
-        return {f"r{k}": k for k in range(len(leaves))}, prefix or {
-            f"r{k}": leaf.spec for k, leaf in enumerate(leaves)
-        }
-    return tuple(range(len(leaves))), prefix or tuple(leaf.spec for leaf in leaves)
-
-
-def _text_of(tree, texts):
-    if isinstance(tree, dict):
-        return "{" + ", ".join(f"{k!r}: {texts[v]}" for k, v in tree.items()) + "}"
-    if isinstance(tree, tuple):
-        return "(" + "".join(texts[k] + ", " for k in tree) + ")"
-    return texts[tree]

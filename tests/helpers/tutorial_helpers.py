@@ -44,9 +44,8 @@ class Assignment:
     def scope(self):
         with contextlib.ExitStack() as stack:
             if self.shape is not None:
-                stack.enter_context(
-                    Mesh(grid(self.shape, self.reverse), tuple("xyz")[: len(self.shape)])
-                )
+                names = tuple("xyz"[: len(self.shape)])
+                stack.enter_context(Mesh(grid(self.shape, self.reverse), names))
             for name, length in self.loops:
                 stack.enter_context(serial_loop(name, length))
             yield
@@ -54,20 +53,20 @@ class Assignment:
     @property
     def devices(self):
         """How many devices take part: all of the mesh if an axis is placed on it, else one."""
-        entries = [
-            e
-            for entry in self.resources.values()
-            for e in (entry if isinstance(entry, tuple) else (entry,))
-        ]
-        return math.prod(self.shape) if {"x", "y", "z"}.intersection(map(str, entries)) else 1
+        entries = []
+        for entry in self.resources.values():
+            entries += entry if isinstance(entry, tuple) else [entry]
+        is_on_mesh = not {"x", "y", "z"}.isdisjoint(map(str, entries))
+        return math.prod(self.shape) if is_on_mesh else 1
 
     def __str__(self):
-        cut = (
-            ",".join(f"{axis}:{resource_id(entry)}" for axis, entry in self.resources.items())
-            or "none"
-        )
-        where = "@" + "x".join(map(str, self.shape)) if self.shape else ""
-        return cut + where + ("rev" if self.reverse else "")
+        text = ",".join(f"{axis}:{resource_id(entry)}" for axis, entry in self.resources.items())
+        text = text or "none"
+        if self.shape:
+            text += "@" + "x".join(map(str, self.shape))
+        if self.reverse:
+            text += "rev"
+        return text
 
 
 def resource_id(entry):

@@ -23,7 +23,7 @@ FAILING = {"debugging"}
 def by_hand():
     """The uses of each program that need a hand."""
     uses = {path: [] for path in old_programs.RECORDED}
-    for finding in findings.check(old_programs.RECORDED).unguarded:
+    for finding in findings.check(old_programs.RECORDED).findings:
         if finding.fails:
             uses[finding.path].append(finding)
     return uses

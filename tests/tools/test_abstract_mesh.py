@@ -106,13 +106,6 @@ def test_the_mesh_entered_last_counts(mesh42):
         np.testing.assert_array_equal(over_x()(np.ones(8, np.float32)), 8)
 
 
-def test_an_abstract_mesh_does_not_change_a_call_without_resources():
-    f = xmap(lambda v: v - lax.pmean(v, "i"), ["i"], ["i"])
-    v = np.arange(6.0, dtype=np.float32)
-    with use_abstract_mesh(AbstractMesh((4, 2), ("x", "y"), AUTO)):
-        np.testing.assert_array_equal(f(v), v - v.mean())
-
-
 # ------------------------------------------------------------------------------ what it cannot do
 
 CALLS = {
@@ -161,33 +154,25 @@ def test_a_program_over_arrays_that_lie_on_devices_runs(mesh42):
         np.testing.assert_array_equal(jax.jit(over_x())(v), 28)
 
 
-MISTAKES = [
-    (
-        lambda f: f.plan(shaped(128), mesh="x"),
-        TypeError,
-        "The argument mesh of .*plan should be a mesh, as of Mesh.devices.*got 'x'",
-    ),
-    (lambda f: f.plan((8, 3), mesh=BIG), TypeError, "args.0..0. is a Python scalar"),
-    (lambda f: f.plan(np.float32, mesh=BIG), TypeError, "args.0. is"),
-    (
-        lambda f: xmap_compat.plan(f, np.float32, mesh=BIG),
-        TypeError,
-        "but the arguments of a step are arrays, their types",
-    ),
-    (lambda f: f.plan(shaped(32), mesh=BIG), ValueError, "need a multiple of 64"),
-]
+MISTAKES = """
+f.plan(shaped(128), mesh='x') | The argument mesh of .*plan should be a mesh, as of Mesh.devices.*got 'x'
+f.plan((8, 3), mesh=BIG)      | args.0..0. is a Python scalar
+f.plan(np.float32, mesh=BIG)  | args.0. is
+f.plan(shaped(32), mesh=BIG)  | need a multiple of 64
+"""
 
 
-@pytest.mark.parametrize(("make", "error", "message"), MISTAKES)
-def test_bad_input(make, error, message):
-    with pytest.raises(error, match=message):
-        make(over_x())
+@pytest.mark.parametrize("line", MISTAKES.strip().splitlines())
+def test_bad_input(line):
+    call, _, message = line.partition(" | ")
+    with pytest.raises((TypeError, ValueError), match=message.strip()):
+        eval(call, {**globals(), "f": over_x()})
 
 
 def test_what_places_arrays_needs_devices():
     abstract = r"check_assignments is to run on the mesh \(x: 64, y: 64\), which is abstract"
     with use_abstract_mesh(BIG):
-        with pytest.raises(TypeError, match="The mesh of global_array should be a Mesh"):
+        with pytest.raises(TypeError, match="The mesh in scope of global_array should be a Mesh"):
             global_array(np.ones(8), ["i"], {"i": "x"})
         with pytest.raises(ValueError, match=abstract):
             check_assignments(xmap(lambda v: v, ["i"], ["i"]), np.ones(64))

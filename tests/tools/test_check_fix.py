@@ -114,17 +114,17 @@ EDITS = {
     ),
     "a name of JAX that other modules have now": (
         "import jax\ndef f(Primitive, core):\n    return jax.core.Primitive, jax.jit",
-        "import jax\nimport jax.extend.core\n"
+        "import jax.extend.core\nimport jax\n"
         "def f(Primitive, core):\n    return jax.extend.core.Primitive, jax.jit",
     ),
     "the last use of a module": (
         "import jax.experimental.maps\njax.jit(jax.experimental.maps.xmap)",
-        "import jax\nfrom xmap_compat import xmap\njax.jit(xmap)",
+        "from xmap_compat import xmap\nimport jax\njax.jit(xmap)",
     ),
     "another use of a module": (
         "import jax.experimental.maps\n"
         "jax.experimental.maps.xmap, jax.experimental.maps.thread_resources",
-        f"{INSTALL}import jax.experimental.maps\nfrom xmap_compat import xmap\n"
+        f"from xmap_compat import xmap\n{INSTALL}import jax.experimental.maps\n"
         "xmap, jax.experimental.maps.thread_resources",
     ),
     "a module of numpy or JAX": (
@@ -135,7 +135,7 @@ EDITS = {
     ),
     "some of an import": (
         "from jax import tree_map, jit, tree_leaves as leaves\n__all__ = ['tree_map']\nleaves",
-        "from jax.tree import map as tree_map, leaves\nfrom jax import jit\n__all__ = ['tree_map']\nleaves",
+        "from jax import jit\nfrom jax.tree import leaves, map as tree_map\n__all__ = ['tree_map']\nleaves",
     ),
     "a mesh class that is compared": (
         f"{DOCSTRING}from jax.experimental import maps\nf = lambda m: isinstance(m, maps.Mesh)",
@@ -144,7 +144,7 @@ EDITS = {
     ),
     "the same names from elsewhere": (
         "from jax.experimental import maps\nfrom jax.sharding import Mesh\nmaps.Mesh, maps.xmap",
-        "from jax.sharding import Mesh\nfrom xmap_compat import xmap\nimport xmap_compat\n"
+        "from xmap_compat import xmap\nimport xmap_compat\nfrom jax.sharding import Mesh\n"
         "xmap_compat.Mesh, xmap",
     ),
     "shardings": (
@@ -165,8 +165,7 @@ EDITS = {
         "            named_shape=x.named_shape,\n        ),\n    ]\n",
         f"{SHAPED}        ShapedArray(x.shape, x.dtype),\n"
         "        ShapedArray((), x.dtype, weak_type=True),\n"
-        "        ShapedArray(\n            x.shape,  # of a row\n            x.dtype,\n"
-        "            # as in\n        ),\n"
+        "        ShapedArray(\n            x.shape,  # of a row\n            x.dtype,  # as in\n        ),\n"
         "        ShapedArray(x.shape, x.dtype),\n"
         "        jax.ShapeDtypeStruct(\n            x.shape,\n            x.dtype,\n        ),\n    ]\n",
     ),

@@ -45,7 +45,6 @@ from xmap_compat._jax.equations import (
     While,
     inline_calls,
     read,
-    with_traced_transpose,
 )
 from xmap_compat._jax.jaxprs import (
     Literal,
@@ -126,7 +125,6 @@ def _without_origin(x):
 
 
 # What stands in where this JAX lacks something private that an optional part needs.
-axes_of_spmd_vmap = optional("spmd", axes_of_spmd_vmap=frozenset).axes_of_spmd_vmap
 process_store = optional("processes", process_store=lambda: None).process_store
 tracer_origin = optional("origins", tracer_origin=_without_origin).tracer_origin
 user_frames = optional("frames", user_frames=lambda eqn: []).user_frames

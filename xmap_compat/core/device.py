@@ -237,21 +237,8 @@ def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[Named
         return values
     types = [_jax.varying_axes(value.data) for value in values]
     shown = view.mesh_axes_of(union_of_names(values))
-    hidden = frozenset().union(*types).difference(shown)
-    return cast_as(view, values, [hidden] * len(values))
-
-
-def cast_as(
-    view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]
-) -> list[NamedValue]:
-    """Cast values to vary over mesh axes that names do not show; ``axes`` has those of each
-    value.
-    """
-    cast = []
-    for value, wanted in zip(values, axes):
-        data = _cast_typed(view, value.data, sorted(wanted, key=str))
-        cast.append(value.with_data(data))
-    return cast
+    hidden = sorted(frozenset().union(*types).difference(shown), key=str)
+    return [value.with_data(_cast_typed(view, value.data, hidden)) for value in values]
 
 
 def times_elements(

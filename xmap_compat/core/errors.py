@@ -7,7 +7,6 @@ mistake was found. Legacy's sentence is kept where legacy had the message.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,27 +28,9 @@ def axes_text(sizes: Mapping[Any, int]) -> str:
 
 def show(spec: Any) -> str:
     """A specification as the user wrote it: ``['i', ...]``, not ``['i', Ellipsis]``."""
-    if spec is ...:
-        return "..."
     if hasattr(spec, "shape") and hasattr(spec, "dtype"):
         return f"an array of shape {tuple(spec.shape)}"
-    if type(spec) is list:
-        return f"[{_shown(spec)}]"
-    if type(spec) is tuple:
-        comma = "," if len(spec) == 1 else ""
-        return f"({_shown(spec)}{comma})"
-    if type(spec) is dict:
-        entries = [f"{key!r}: {show(value)}" for key, value in spec.items()]
-        return "{" + ", ".join(entries) + "}"
-    fields = getattr(type(spec), "__match_args__", ())
-    if fields and (isinstance(spec, tuple) or dataclasses.is_dataclass(spec)):
-        values = [f"{field}={show(getattr(spec, field))}" for field in fields]
-        return f"{type(spec).__name__}({', '.join(values)})"
-    return repr(spec)
-
-
-def _shown(specs: Iterable[Any]) -> str:
-    return ", ".join(map(show, specs))
+    return repr(spec).replace("Ellipsis", "...")
 
 
 # Legacy's sentence follows ours where legacy had one: people search for it.
@@ -66,9 +47,9 @@ def should_be(
     what: str, wanted: str, got: Any, error: type[Exception] = TypeError, advice: str = ""
 ) -> Exception:
     """The error for an argument of the wrong kind."""
-    shown = repr(got) if got is ... else show(got)
     if advice:
         advice = f". {advice}"
+    shown = repr(got) if got is ... else show(got)
     return error(f"{what} should be {wanted}, but got {shown}{advice}")
 
 

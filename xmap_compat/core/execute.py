@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from xmap_compat import _jax
 from xmap_compat.core import undeclared
 from xmap_compat.core.call import PlacedCall, partition_spec
 from xmap_compat.core.device import DeviceView, laid_out, without_single
-from xmap_compat.core.errors import as_set, axes_text, note_once
+from xmap_compat.core.errors import axes_text, note_once
 from xmap_compat.core.evaluate import RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.names import Checker
@@ -41,6 +41,10 @@ def _lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int)
     )
 
 
+_CARRIES_IN_SHARD_MAP = (
+    "In an xmapped function inside of a shard_map, start a loop from values that vary over the same "
+    "mesh axes as its results (e.g. v + 0 * w), and let all branches return such values"
+)
 _device_check_p = _jax.define_device_check("on_mesh", _lowered_for_others)
 
 
@@ -131,8 +135,6 @@ def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
 def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     mesh = placed.scope.mesh
     assert mesh is not None
-    if axes_of_vmap := _jax.axes_of_spmd_vmap():
-        raise _spmd_vmap(axes_of_vmap)
     placements = placed.every_placement
     untyped = any(placed.undeclared) or bool(undeclared.hidden_axes_of(placements))
     view = DeviceView(placements, dict(mesh.shape), untyped=untyped)
@@ -155,39 +157,14 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
         return mapped(consts, _jax.resharded(leaves, arg_specs, staged))
 
 
-def _spmd_vmap(axes: Iterable[Hashable]) -> NotImplementedError:
-    return NotImplementedError(
-        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function with mesh "
-        "resources. Leave spmd_axis_name out, or name the mapped dimension in in_axes and give it "
-        "a mesh axis in axis_resources"
-    )
-
-
 def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     view = DeviceView(placed.every_placement, in_users_shard_map=_jax.in_manual_region())
     try:
         return _on_device(placed, view, placed.program.consts, leaves)
-    except Exception as error:
-        # On Explicit meshes JAX refuses some operations along a sharded dimension.
-        note = _note_of_sharding(placed.in_specs, leaves)
-        if note:
-            note_once(error, note)
+    except TypeError as error:
+        if view.in_users_shard_map and "manual ax" in str(error):
+            note_once(error, _CARRIES_IN_SHARD_MAP)
         raise
-
-
-def _note_of_sharding(specs: Sequence[AxisSpec], leaves: Sequence[Any]) -> str:
-    """What to do about the first named axis that the type of an argument shards."""
-    for spec, leaf in zip(specs, leaves):
-        entries = _jax.explicit_spec(leaf)
-        for position, name in spec.names:
-            sharded = entries[position]
-            if sharded:
-                return (
-                    f"The type of an argument shards the named axis `{name}` over {sharded!r}, "
-                    f"but axis_resources do not. Assign {sharded!r} to it, or "
-                    "jax.sharding.reshard the argument"
-                )
-    return ""
 
 
 def _enter(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:

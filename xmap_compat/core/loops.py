@@ -1,8 +1,7 @@
 """Loop resources: the part of stage 6 that computes an axis chunk by chunk.
 
 An axis on loops is cut into chunks.  Each equation runs within scans over the loops that it varies
-over, and no others.  One that combines elements of such an axis, as its batching rule says, runs
-in none.
+over, and no others.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.combining import may_combine
 from xmap_compat.core.device import DeviceView
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import Names
@@ -65,51 +63,10 @@ def evaluate_in_loops(
     for variable, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True):
         env[variable] = _chunked(view, value, loops)
     wanted = dict.fromkeys(_variables(jaxpr.outvars))
-    needed = _needed(jaxpr, wanted)
-    whole = _whole_equations(view, needed, names)
-    nest = _Nest(ev, loops, _loops_of_variables(view, jaxpr, names, whole))
-    env = _run_pieces(nest, needed, whole, frozenset(wanted), env)
+    nest = _Nest(ev, loops, _loops_of_variables(view, jaxpr, names))
+    env = nest.run(_needed(jaxpr, wanted), frozenset(wanted), env, tuple(loops))
     joined = {variable: _joined(view, env[variable]) for variable in wanted}
     return [value_of(joined, atom) for atom in jaxpr.outvars]
-
-
-def _whole_equations(view, eqns, names):
-    """The equations with an operation that combines elements of looped axes: they are computed for
-    all elements at once.
-    """
-    whole = set()
-    for eqn in eqns:
-        operands = frozenset().union(*(names[variable] for variable in _variables(eqn.invars)))
-        if _loops_of_names(view, operands) and _holds_combination(eqn):
-            whole.add(eqn)
-    return whole
-
-
-def _holds_combination(eqn):
-    return may_combine(eqn) or any(may_combine(inner) for inner, _ in _jax.walk(eqn.params))
-
-
-def _run_pieces(nest, eqns, whole, wanted, env):
-    """Evaluate a program in loops up to each equation that is computed for all elements at once."""
-    piece: list[Any] = []
-    for k, eqn in enumerate(eqns):
-        if eqn in whole:
-            later = wanted | _all_read(eqns[k:])
-            env = nest.run(piece, later, env, tuple(nest.lengths))
-            env = _run_whole(nest, eqn, env)
-            piece = []
-        else:
-            piece.append(eqn)
-    return nest.run(piece, wanted, env, tuple(nest.lengths))
-
-
-def _run_whole(nest, eqn, env):
-    view = nest.ev.view
-    without_loops = nest.ev.placing(view.placements_without_loops())
-    values = {variable: _joined(view, env[variable]) for variable in _variables(eqn.invars)}
-    without_loops.run([eqn], values)
-    results = {variable: _chunked(view, values[variable], nest.lengths) for variable in eqn.outvars}
-    return env | results
 
 
 def _needed(jaxpr, outputs):
@@ -130,9 +87,9 @@ def _loops_of_names(view, names):
     return frozenset().union(*(view.placements[name].loops for name in names))
 
 
-def _loops_of_variables(view, jaxpr, names, whole):
+def _loops_of_variables(view, jaxpr, names):
     """The loops in which each variable is computed: those of its axes, and of the variables it is
-    computed from.  Results of the equations in ``whole`` are computed in no loop.
+    computed from.
     """
 
     def loops_of(variable):
@@ -140,8 +97,6 @@ def _loops_of_variables(view, jaxpr, names, whole):
 
     def computed_in(eqn, operands):
         varying = list(map(loops_of, eqn.outvars))
-        if eqn in whole:
-            return varying
         return [frozenset().union(*operands, *varying)] * len(varying)
 
     return forward(jaxpr, list(map(loops_of, jaxpr.invars)), computed_in)

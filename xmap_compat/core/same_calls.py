@@ -35,10 +35,8 @@ from xmap_compat.core.placement import current_scope
 from xmap_compat.core.structured.callables import derivative
 from xmap_compat.core.trace import trace_flat
 
-TIMEOUT_VARIABLE = "XMAP_COMPAT_PROCESS_TIMEOUT"
 DEFAULT_TIMEOUT = 60.0  # seconds
-# The timeout that the program has set last.
-_setting: list[float | None] = []
+_timeout: float | None = DEFAULT_TIMEOUT
 
 
 @_jax.api_boundary
@@ -52,9 +50,8 @@ def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
     a hang. Compiled calls are not compared again.
 
     Args:
-      timeout: seconds to wait for other processes; None turns the comparison off. By default it is
-        the environment variable ``XMAP_COMPAT_PROCESS_TIMEOUT`` (a number, or ``off``), or 60. It
-        must be on in all processes, or off in all.
+      timeout: seconds to wait for other processes; None turns the comparison off, which must be on
+        in all processes, or off in all.
 
     Raises:
       ValueError: ``timeout`` is not a positive number of seconds.
@@ -64,29 +61,12 @@ def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
       >>> import xmap_compat
       >>> xmap_compat.compare_processes(timeout=600)
     """
-    if timeout is not None:
-        timeout = _checked(timeout, timeout, "The timeout of compare_processes", "None")
-    _setting[:] = [timeout]
-
-
-def _timeout() -> float | None:
-    if _setting:
-        return _setting[0]
-    text = os.environ.get(TIMEOUT_VARIABLE, "").strip() or str(DEFAULT_TIMEOUT)
-    if text.lower() == "off":
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    return _checked(seconds, text, TIMEOUT_VARIABLE, "`off`")
-
-
-def _checked(seconds: Any, shown: Any, what: str, off: str) -> float:
-    if type(seconds) in (int, float) and 0 < seconds < math.inf:
-        return seconds
-    wanted = f"a positive number of seconds, or {off} for no comparison"
-    raise should_be(what, wanted, shown, ValueError)
+    global _timeout
+    is_number = type(timeout) in (int, float)
+    if timeout is not None and not (is_number and 0 < timeout < math.inf):
+        wanted = "a positive number of seconds, or None for no comparison"
+        raise should_be("The timeout of compare_processes", wanted, timeout, ValueError)
+    _timeout = timeout
 
 
 # The function that is being called, and its arguments; ``lower``, ``trace`` and ``eval_shape``
@@ -134,16 +114,15 @@ class ComparedCalls:
 
     def _compare(self, made: Fingerprint, args: tuple[Any, ...]) -> None:
         """Compare with the other processes of the mesh, if the call needs them."""
-        timeout = _timeout()
         store = _jax.process_store()
-        if timeout is None or store is None:
+        if _timeout is None or store is None:
             return
         needs_others = made.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))
         if not needs_others:
             return
         key = (store.client, made.processes, made.digest)
         if key not in self._agreed:
-            _agree(store, made, timeout)
+            _agree(store, made, _timeout)
             self._agreed.add(key)
         self._traced.pop(_key(args), None)
 
@@ -347,8 +326,8 @@ def _agree(store: _jax.ProcessStore, made: Fingerprint, timeout: float) -> None:
     if len(set(digests.values())) > 1:
         lines = [(what, text[:LONGEST_LINE]) for what, text in made.lines[:MOST_LINES]]
         store.put(f"{folder}/details/{me}", json.dumps(lines))
-        differences = _differences(store, folder, digests)
-        raise _processes_differ(differences, me, dict(lines)["function"], place)
+        difference = _difference_of(store, folder, digests)
+        raise _processes_differ(difference, me, dict(lines)["function"], place)
     # A process that arrives after others have given up must not go on: the first outcome
     # holds for all.
     missing = [p for p in made.processes if p not in digests]
@@ -371,24 +350,16 @@ def _digests(
     return digests
 
 
-def _differences(store: _jax.ProcessStore, folder: str, digests: Mapping[int, str]) -> list[str]:
-    """For each digest that most processes do not have, how its call differs from theirs."""
-    counted = Counter(digests.values()).most_common()
-    usual, *unusual = [digest for digest, _ in counted]
-    processes: dict[str, list[int]] = {}
-    for process, digest in digests.items():
-        processes.setdefault(digest, []).append(process)
+def _difference_of(store: _jax.ProcessStore, folder: str, digests: Mapping[int, str]) -> str:
+    """The processes whose call is not that of the first one, and how the first of them differs."""
+    first = min(digests)
+    others = [process for process, digest in digests.items() if digest != digests[first]]
 
-    def lines_of(digest: str) -> list[Any]:
-        text = store.wait(f"{folder}/details", str(processes[digest][0]), 10.0)
-        return json.loads(text) if text else []
+    def lines_of(process: int) -> list[Any]:
+        return json.loads(store.wait(f"{folder}/details", str(process), 10.0) or "[]")
 
-    lines_of_most = lines_of(usual)
-    found = []
-    for digest in unusual:
-        difference = _difference(lines_of(digest), lines_of_most)
-        found.append(f"{_process_list(processes[digest])}: {difference}")
-    return found
+    difference = _difference(lines_of(others[0]), lines_of(first), first)
+    return f"{_process_list(others)}: {difference}"
 
 
 def _process_list(processes: Sequence[int]) -> str:
@@ -397,22 +368,22 @@ def _process_list(processes: Sequence[int]) -> str:
     return f"{noun} {', '.join(map(str, processes))}"
 
 
-def _difference(lines, others):
-    """``axis_resources {'batch': 'x'}, others {'batch': 'y'}``: the first line that differs, or a
-    piece of it.
+def _difference(lines, others, first):
+    """``axis_resources {'batch': 'x'}, process 0: {'batch': 'y'}``: the first line that differs, or
+    a piece of it.
     """
     for (what, line), (_, other) in zip(lines, others):
         if line != other:
             common = os.path.commonprefix([line, other])  # noqa: RUF071
             begin = max(0, len(common) - 60)
             shown = slice(begin, begin + LONGEST_SHOWN)
-            return f"{what} {line[shown]}, others {other[shown]}"
+            return f"{what} {line[shown]}, process {first}: {other[shown]}"
     return "a program that differs further on"
 
 
-def _processes_differ(differences: Sequence[str], me: int, fun: str, place: str) -> RuntimeError:
+def _processes_differ(difference: str, me: int, fun: str, place: str) -> RuntimeError:
     return RuntimeError(
-        f"The processes of this mesh call different programs: {'; '.join(differences)}. "
+        f"The processes of this mesh call different programs: {difference}. "
         f"(This is process {me}, which calls `{fun}` at {place}. "
         f"Every process raises this error.) {_SAME_CALLS}"
     )

@@ -13,22 +13,25 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+# ALIAS: the same object under its old name; MODULE: a module that moved; ADAPTER: a function of the
+# old signature that calls the new one; REFUSED: a name whose meaning is gone, which imports and
+# raises at use; ABSENT: install() does not give it.
 ALIAS = "alias"
 MODULE = "module"
 ADAPTER = "adapter"
 REFUSED = "refused"
+ABSENT = "absent"
+INSTALL = "run it under xmap_compat.install()"
 
 
 @dataclasses.dataclass(frozen=True)
 class Removed:
-    """A name that was in JAX.
+    """A name that was in JAX, or a keyword: ``jax.grad(reduce_axes=)``.
 
     Attributes:
       name: where it was.
       until: the last of the releases looked at that has it.
-      kind: ALIAS, the same object under its old name; MODULE, a module that moved; ADAPTER, a
-        function of the old signature that calls the new one; or REFUSED, a name whose meaning is
-        gone: it imports, and raises at use.
+      kind: one of the words above.
       now: what to write today.
     """
 
@@ -36,6 +39,20 @@ class Removed:
     until: str
     kind: str
     now: str
+
+    @property
+    def remedy(self) -> str:
+        """What to write today, and ``install()`` where that helps."""
+        if self.kind in (REFUSED, ABSENT):
+            return f"write {self.now}"
+        if self.kind in (ALIAS, MODULE, ADAPTER) and self.now != INSTALL:
+            return f"write {self.now}, or {INSTALL}"
+        return self.now
+
+    @property
+    def is_same(self) -> bool:
+        """Whether ``now`` can stand where the old name stood."""
+        return self.kind in (ALIAS, MODULE) or self.now.isidentifier()
 
 
 INSIDE = "something else: it is an inside of JAX, without a public place"
@@ -184,51 +201,35 @@ _TEXTS = {
     "GLOBAL_ARRAY": GLOBAL_ARRAY,
     "REDUCE_AXES": "lax.psum(gradient, axes) in a body; outside, leave it out",
 }
-_ROW = re.compile(r"(\w+) +([\d.]*) *([\w.]*)(?:\{([^}]*)\})? *(.*?) -> (.*)")
+_ROW = re.compile(r"(\w+) +([\d.]*) *([\w.]*)(?:\{([^}]*)\})?(\([^)]*\))? *-> (.*)")
 
 
-def read(rows: str) -> Iterator[tuple[str, str, str, str, str]]:
-    """The name, the keyword, the release, the kind and what to write, of each name in a table."""
+def read(rows: str) -> Iterator[Removed]:
+    """The names of a table."""
     for kind, until, module, several, keyword, now in _ROW.findall(rows):
         for name in several.split() or [""]:
-            yield module + name, keyword, until, kind, _TEXTS.get(now, now).replace("{}", name)
+            text = _TEXTS.get(now, now).replace("{}", name)
+            yield Removed(f"{module}{name}{keyword}", until, kind, text)
 
 
-TABLE = [Removed(name, until, kind, now) for name, _, until, kind, now in read(_ROWS)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Keyword:
-    """A keyword that a function of JAX took; ``kind`` and ``now`` as those of :class:`Removed`."""
-
-    function: str
-    keyword: str
-    kind: str
-    now: str
-
-
+TABLE = [*read(_ROWS)]
 KEYWORDS = [
-    _Keyword(function, keyword, kind, now)
-    for function, keyword, _, kind, now in read("""
-adapter jax.experimental.pjit.pjit in_axis_resources -> in_shardings
-adapter jax.experimental.pjit.pjit out_axis_resources -> out_shardings
-adapter jax.experimental.pjit.with_sharding_constraint axis_resources -> shardings
-adapter jax.pure_callback vectorized -> vmap_method='broadcast_all' for True, 'sequential' for False
-adapter jax.pure_callback without vmap_method -> vmap_method='sequential'
-adapter jax.ShapeDtypeStruct named_shape -> nothing: names are read from in_axes
-adapter jax.core.ShapedArray named_shape -> nothing: names are those of the operands
-adapter jax.numpy.reshape newshape -> shape
-adapter jax.numpy.{quantile nanquantile percentile nanpercentile} interpolation -> method
-adapter jax.numpy.clip a -> the array as the first argument
-adapter jax.numpy.clip a_min -> min
-adapter jax.numpy.clip a_max -> max
-refused jax.{checkpoint remat ad_checkpoint.checkpoint} concrete -> static_argnums, or leave it out
-refused jax.{grad value_and_grad vjp} reduce_axes -> REDUCE_AXES
+    *read("""
+adapter jax.experimental.pjit.pjit(in_axis_resources=) -> in_shardings
+adapter jax.experimental.pjit.pjit(out_axis_resources=) -> out_shardings
+adapter jax.experimental.pjit.with_sharding_constraint(axis_resources=) -> shardings
+adapter jax.pure_callback(vectorized=) -> vmap_method='broadcast_all' for True, or 'sequential'
+adapter jax.ShapeDtypeStruct(named_shape=) -> nothing: names are read from in_axes
+adapter jax.core.ShapedArray(named_shape=) -> nothing: names are those of the operands
+adapter jax.numpy.reshape(newshape=) -> shape
+adapter jax.numpy.{quantile nanquantile percentile nanpercentile}(interpolation=) -> method
+adapter jax.numpy.clip(a=) -> the array as the first argument
+adapter jax.numpy.clip(a_min=) -> min
+adapter jax.numpy.clip(a_max=) -> max
+refused jax.{checkpoint remat ad_checkpoint.checkpoint}(concrete=) -> static_argnums, or leave it out
+refused jax.{grad value_and_grad vjp}(reduce_axes=) -> REDUCE_AXES
 """)
 ]
-QUANTILES = tuple(
-    row.function.removeprefix("jax.numpy.") for row in KEYWORDS if row.keyword == "interpolation"
-)
 
 # Options that can be set.  Those of xmap have no effect; setting the first one warns.
 SPMD_LOWERING = "experimental_xmap_spmd_lowering"
@@ -253,8 +254,6 @@ OPTIONS: dict[str, Any] = {
     "jax_coordination_service": True,
 }
 
-NAMES = {row.name: row for row in TABLE}
-KEYWORDS_BY_NAME = {(row.function, row.keyword): row for row in KEYWORDS}
 MODULES = sorted({row.name.rpartition(".")[0] for row in TABLE})
 # Modules of the table that are gone as a whole.
 GONE_MODULES = {

@@ -17,7 +17,6 @@ from typing import Any
 # What is missing without each part.
 MISSING = {
     "contexts": "`with jax.sharding.Mesh(...)` sets no mesh for xmap, nor for bare PartitionSpecs",
-    "spmd": "vmap(spmd_axis_name=...) around an xmap with mesh resources is not refused in words",
     "processes": "processes do not compare their calls",
     "origins": "x.named_shape raises an error, except of an argument of the body",
     "frames": "no edits or lines of the user's program are found",

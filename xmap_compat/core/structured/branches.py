@@ -19,7 +19,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import cast_alike, cast_as, cast_to, laid_out_over
+from xmap_compat.core.device import cast_alike, cast_to, laid_out_over
 from xmap_compat.core.evaluate import Evaluator, Rule
 from xmap_compat.core.names import Names, flow_through
 from xmap_compat.core.passes import flowing
@@ -90,7 +90,7 @@ def cond(
     # Operands are cast before the branches: a cast within a branch would become a sum within a
     # branch of the gradient.
     operands = [cast_to(ev.view, v, index.names) for v in operands]
-    return lax.switch(index.data, _with_results_alike(ev, branches, operands), *operands)
+    return lax.switch(index.data, branches, *operands)
 
 
 def _branch(ev, jaxpr, names):
@@ -98,21 +98,6 @@ def _branch(ev, jaxpr, names):
         return ev.laid_out(ev.evaluate(jaxpr, operands), names)
 
     return branch
-
-
-def _with_results_alike(ev, branches, operands):
-    """Branches whose results vary over the same mesh axes of the user's own ``shard_map``."""
-    if not ev.view.in_users_shard_map:
-        return branches
-    types = [jax.make_jaxpr(branch)(*operands).out_avals for branch in branches]
-    axes = []
-    for types_of_result in zip(*types):
-        axes.append(frozenset().union(*map(_jax.varying_axes_of, types_of_result)))
-
-    def cast(branch):
-        return lambda *values: cast_as(ev.view, branch(*values), axes)
-
-    return list(map(cast, branches))
 
 
 def _by_platform(platforms, branches, operands):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +22,8 @@ from xmap_compat.core.device import cast_alike, cast_to, laid_out
 from xmap_compat.core.errors import quoted
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.rules.libraries import bind_on_whole_axes
-from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
-from xmap_compat.core.trace import call_without_axes
 from xmap_compat.core.values import (
     NamedValue,
     is_smooth,
@@ -142,20 +140,29 @@ def custom_vjp(
         outs = evaluate_callable(ev, run, primals)
         num_residuals = len(outs) - len(names)
         _, _, forwarded = layout()
-        residuals, constants = _split_residuals(primals, outs, returned, forwarded)
+        rest = map(_residual, outs, returned)
+        # Residuals that are operands are no results of the rule.
+        residuals = [next(rest) if k is None else primals[k] for k in forwarded]
         # Its keys are static: {0: None, 2: None}.
         differentiated = dict.fromkeys(itertools.compress(range(len(flagged)), perturbed))
-        return ev.laid_out(outs[num_residuals:], names), (residuals, constants, differentiated)
+        return ev.laid_out(outs[num_residuals:], names), (residuals, differentiated)
 
     def bwd(kept, cotangents):
-        residuals, constants, differentiated = kept
+        residuals, differentiated = kept
         if not call.symbolic_zeros:
             cotangents = [ct.with_data(_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
         # For no other operands: constants of a branch that not all devices take must not need a sum
         # over devices.
         wanted = {k: layouts[k] for k in differentiated}
-        rule = constants.restored(run_bwd)
-        cts = cotangents_of_operands(ev, call.body, rule, residuals, cotangents, wanted)
+        values = [kept for kept in residuals if not isinstance(kept, _Constant)]
+
+        def rule(*args):
+            rest = iter(args)
+            given = [r.value if isinstance(r, _Constant) else next(rest) for r in residuals]
+            return run_bwd(*given, *rest)
+
+        rule = _jax.traced_as(run_bwd, rule)
+        cts = cotangents_of_operands(ev, call.body, rule, values, cotangents, wanted)
         return tuple(map(cts.get, range(len(layouts))))
 
     # So JAX tells what is differentiated; a rule refuses to be differentiated for values that it
@@ -164,62 +171,31 @@ def custom_vjp(
     return fun(*operands)
 
 
-def _split_residuals(primals, evaluated, returned, forwarded):
-    """The residuals of a forward rule: those that are values, and those that are numbers."""
-    values: list[NamedValue] = []
-    numbers = []
-    rest = iter(zip(evaluated, returned, strict=True))
-    for position, k in enumerate(forwarded):
-        if k is not None:
-            values.append(primals[k])
-            continue
-        value, traced = next(rest)
-        if isinstance(traced, (bool, int, float, np.generic)):
-            numbers.append((position, traced))
-        else:
-            values.append(value)
-    return values, _Constants(tuple(numbers))
-
-
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class _Constants:
-    """Residuals that are numbers, with their positions: a backward rule may ask them in Python, as
-    JAX lets it, so they are not traced.
-    """
+class _Constant:
+    """A residual that is a number: a backward rule may ask it in Python, as JAX lets it."""
 
-    values: tuple[tuple[int, Any], ...]
+    value: Any
 
-    def restored(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """A backward rule that takes only the other residuals, before the cotangents."""
 
-        @functools.wraps(rule)
-        def apply(*others):
-            args = list(others)
-            for position, value in self.values:
-                args.insert(position, value)
-            return rule(*args)
-
-        return apply
+def _residual(value, returned):
+    if isinstance(returned, (bool, int, float, np.generic)):
+        return _Constant(returned)
+    return value
 
 
 # ---------------------------------------------------------------- batching rules, solvers
-
-_NAMES_IN_LINEAR_CALL = (
-    "The functions of a linear_call may name no axes of the xmap. "
-    "Use jax.custom_vjp, whose rules may"
-)
 
 
 def linear_call(
     ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any
 ) -> list[NamedValue]:
-    """A ``linear_call``, whose transpose JAX traces when it differentiates."""
-
-    def trace(transpose):
-        return call_without_axes(transpose, _NAMES_IN_LINEAR_CALL, ev.view.in_our_shard_map)
-
-    return bind_ordinary(ev.view, _jax.with_traced_transpose(eqn, trace), operands)
+    where = _jax.where_in_user_code(eqn)
+    raise NotImplementedError(
+        f"The linear_call at {where} cannot be evaluated in an xmapped function. "
+        "Use jax.custom_vjp, whose rules may name axes"
+    )
 
 
 def custom_vmap(

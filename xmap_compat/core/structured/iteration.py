@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -18,7 +17,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.bodies import carry_of
 from xmap_compat.core.collectives import collective_axes_in
-from xmap_compat.core.device import cast_as, laid_out, laid_out_over
+from xmap_compat.core.device import laid_out, laid_out_over
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import Names, flow_through
 from xmap_compat.core.structured.branches import select
@@ -50,40 +49,11 @@ def scan(
         return ev.laid_out(outs[: held.num_carry], names), outs[held.num_carry :]
 
     scanned = [_scanned_first(x) for x in xs]
-    if held.length:
-
-        def step(carry):
-            slices = [x.with_data(x.data[0]) for x in scanned]
-            carry, _ = body(carry, slices)
-            return carry
-
-        first = _settled(ev, step, first)
     last, ys = lax.scan(
         body, first, scanned, length=held.length, reverse=held.reverse, unroll=held.unroll
     )
     stacked = [NamedValue(y.data, (None, *y.dims), y.names) for y in ys]
     return [*last, *stacked]
-
-
-def _settled(
-    ev: Evaluator, step: Callable[..., list[NamedValue]], carry: list[NamedValue]
-) -> list[NamedValue]:
-    """The carry, cast to the mesh axes of the user's own ``shard_map`` that it varies over after
-    any iteration.
-
-    Its type must be the same in each iteration.  (The type check of the program finds the axes
-    that the xmap binds.)
-    """
-    if not ev.view.in_users_shard_map:
-        return carry
-    while True:
-        before = [_jax.varying_axes(v.data) for v in carry]
-        after = []
-        for axes, aval in zip(before, jax.make_jaxpr(step)(carry).out_avals, strict=True):
-            after.append(axes | _jax.varying_axes_of(aval))
-        if after == before:
-            return carry
-        carry = cast_as(ev.view, carry, after)
 
 
 def _scanned_first(value: NamedValue) -> NamedValue:
@@ -130,7 +100,6 @@ def while_loop(
     (pending_type,) = loop.condition.out_avals
     batched = pending_type.shape or ev.view.local_names(varying)
     if not batched and not (varying and together):
-        first = _settled(ev, step, first)
         return lax.while_loop(lambda carry: condition(carry).data, step, first)
     outer_collective = not all(map(ev.view.is_bound, collective_axes_in(loop.condition)))
     return _while_any(_Condition(ev, condition, varying, together), step, first, outer_collective)
@@ -179,7 +148,6 @@ def _while_any(condition: _Condition, step, first, outer_collective: bool):
         _, pending = condition(carry)
         return advance(pending, carry)
 
-    first = _settled(ev, step_all, first)
     if outer_collective:
         return lax.while_loop(lambda carry: condition(carry)[0], step_all, first)
 

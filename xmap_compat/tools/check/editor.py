@@ -12,7 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from xmap_compat.tools.check import guards, table
+from xmap_compat.legacy.removed import Removed
+from xmap_compat.tools.check import table
 from xmap_compat.tools.check.findings import Checked, Finding
 from xmap_compat.tools.source.bindings import Names
 from xmap_compat.tools.source.layout import (
@@ -22,9 +23,11 @@ from xmap_compat.tools.source.layout import (
     without_keyword,
 )
 from xmap_compat.tools.source.reading import Program, read
-from xmap_compat.tools.source.renaming import NOT_IN_JAX, Renaming
+from xmap_compat.tools.source.renaming import Renaming
 
 INSTALL = "import xmap_compat; xmap_compat.install()"
+# Modules that `import jax` does not import.
+_NOT_IN_JAX = ("jax.extend.", "jax.example_libraries.")
 _MESHES = (f"{table.MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
 # Where a mesh class is a value: ours is another class than JAX's.
 _COMPARES = re.compile(
@@ -61,22 +64,21 @@ def fixed(checked: Checked, install: bool = True, keep: Collection[str] = ()) ->
             by_path[finding.path].append(finding)
     exported = _exported(checked.programs)
     for program in checked.programs:
-        found = by_path[program.path]
-        if not found or program.errors:
-            continue
-        file = _File(program, found, exported)
-        edits = file.renaming.edits()
-        left, installed = file.staying()
-        if installed and install:
-            edits.append(before(first_of_jax(program.tree), [INSTALL]))
-        elif installed:
-            left += installed
-        if edits:
-            new = applied(program.path.read_bytes(), str(program.path), edits)
-            if read(program.path, new).errors:
-                left = found
-            else:
-                all_fixed.contents[program.path] = new
+        left = by_path[program.path]
+        if left and not program.errors:
+            file = _File(program, left, exported)
+            edits = file.renaming.edits()
+            left = file.staying()
+            by_hand = [finding for finding in left if finding.fails]
+            if install and by_hand != left:
+                edits.append(before(first_of_jax(program.tree), [INSTALL]))
+                left = by_hand
+            if edits:
+                new = applied(program.path.read_bytes(), str(program.path), edits)
+                if read(program.path, new).errors:
+                    left = by_path[program.path]
+                else:
+                    all_fixed.contents[program.path] = new
         all_fixed.left.extend(left)
     return all_fixed
 
@@ -106,26 +108,21 @@ class _File:
         dropped = tuple(f"{finding.gone.name}." for finding in findings)
         self.renaming = Renaming(self._names, self._lines, dropped, exported)
         for finding in findings:
-            is_same = not (compares and finding.gone.name in _MESHES)
+            is_other = compares and finding.gone.name in _MESHES
             if isinstance(finding.node, ast.keyword):
                 self._mend_keyword(finding.node, finding.gone)
-            elif finding.gone.now and is_same:
+            elif finding.gone.is_same and not is_other:
                 self._mend_name(finding.node, finding.gone.now)
 
-    def staying(self) -> tuple[list[Finding], list[Finding]]:
-        """What only a hand can change, and what only ``install()`` gives."""
-        left = []
-        installed = []
+    def staying(self) -> list[Finding]:
+        """What is not mended, and would fail or needs ``install()``."""
+        found = []
         for finding in self._findings:
+            is_needed = finding.fails or finding.gone.kind in table.RESTORED
             is_mended = finding.node in self._mended or not self.renaming.stays(finding.node)
-            if is_mended:
-                continue
-            is_restored = finding.gone.kind != table.ABSENT
-            if finding.fails:
-                left.append(finding)
-            elif is_restored and finding.guard in ("", guards.CAUGHT):
-                installed.append(finding)
-        return left, installed
+            if is_needed and not is_mended:
+                found.append(finding)
+        return found
 
     def _mend_name(self, node: Any, now: str) -> None:
         """Write the dotted name that an object has today."""
@@ -142,50 +139,43 @@ class _File:
         if isinstance(root, ast.Name):
             meant = self._names.meaning(root.id)
         reaches = isinstance(meant, str) and now.startswith(f"{meant}.")
-        if reaches and not now.startswith(NOT_IN_JAX):
+        if reaches and not now.startswith(_NOT_IN_JAX):
             self.renaming.rename(node, root.id + now.removeprefix(meant), kept=root)
         elif meant is not None:
             self.renaming.rename(node, f"{{{module}:{name}}}")
 
-    def _mend_keyword(self, keyword: ast.keyword, gone: table.Gone) -> None:
-        """Write today's keyword, if it takes the same values."""
-        if keyword.arg is None:
-            return
-        if gone.is_left_out:
-            self.renaming.write(*without_keyword(keyword, self._lines))
+    def _mend_keyword(self, keyword: ast.keyword, gone: Removed) -> None:
+        """Write today's keyword, or leave it out, if the call means the same."""
+        if gone.now.startswith("nothing: "):
+            call = self._names.parents[keyword]
+            edit = without_keyword(keyword, call, self._lines)
+            if edit is None:
+                return
+            self.renaming.write(*edit)
             self.renaming.cover(keyword)
-            self._mended.add(keyword)
-            return
-        # Keywords of pjit.pjit take specs: only literal ones are mended.  Others of pjit are left.
-        is_same = ".pjit." not in gone.name
-        if ".pjit.pjit" in gone.name:
-            is_same = self._mend_specs(keyword.value)
-        if is_same and gone.now:
+        elif keyword.arg is not None and gone.is_same and self._takes(keyword.value, gone):
             start = keyword.lineno, keyword.col_offset
             end = keyword.lineno, keyword.col_offset + len(keyword.arg)
             self.renaming.write(start, end, gone.now)
-            self._mended.add(keyword)
+        else:
+            return
+        self._mended.add(keyword)
 
-    def _mend_specs(self, value: ast.expr) -> bool:
-        """Write ``P()`` for each None that stands for a spec, and return True, if a value holds
-        literal specs only.
+    def _takes(self, value: ast.expr, gone: Removed) -> bool:
+        """Whether today's keyword takes a value.
+
+        Those of pjit take specs: ``P()`` is written for None.  Only literal ones are mended.
         """
+        if ".pjit." not in gone.name:
+            return True
         nones = []
-        parts = [value]
-        while parts:
-            part = parts.pop()
-            if isinstance(part, (ast.Tuple, ast.List)):
-                parts += part.elts
-            elif isinstance(part, ast.Dict):
-                parts += part.values
-            elif isinstance(part, ast.Constant) and part.value is None:
-                nones.append(part)
-            elif not self._is_spec(part):
-                return False
+        for node in ast.walk(value):
+            if isinstance(node, ast.Name):
+                if not self._names.dotted(node).endswith(".PartitionSpec"):
+                    return False
+            elif isinstance(node, ast.Constant) and node.value is None:
+                nones.append(node)
         for none in nones:
-            self.renaming.rename(none, "{jax.sharding:PartitionSpec}()")
+            if not isinstance(self._names.parents[none], ast.Call):
+                self.renaming.rename(none, "{jax.sharding:PartitionSpec}()")
         return True
-
-    def _is_spec(self, node: Any) -> bool:
-        is_call = isinstance(node, ast.Call)
-        return is_call and self._names.dotted(node.func).endswith(".PartitionSpec")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib
 import inspect
-import json
-import subprocess
-import sys
-from collections.abc import Iterable
-from pathlib import Path
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -21,61 +20,48 @@ def ask(names: Iterable[str]) -> tuple[str, set[str]]:
 
     Args:
       names: dotted ones (``jax.tree_map``), keywords (``jax.jit(static_argnum=)``), and options
-        (``jax_spmd_mode``).
+        (``jax.config(jax_spmd_mode=)``).
     """
-    home = str(Path(__file__).parents[3])
-    program = (
-        f"import sys; sys.path.append({home!r}); "
-        "from xmap_compat.tools.check import facts; facts.answer()"
-    )
-    # -P: modules must not be found in the program's directory.
-    command = [sys.executable, "-P", "-W", "ignore", "-c", program]
-    asked = json.dumps(sorted(names))
-    done = subprocess.run(command, input=asked, capture_output=True, text=True)
-    try:
-        release, lacking = json.loads(done.stdout)
-    except ValueError:
-        why = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
-        text = "check looks up names in the JAX of this environment, which cannot be imported"
-        raise NoJax(f"{text}: {why}") from None
-    return release, set(lacking)
+    # A process of its own: in this one, install() may have put names back.
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, spawn) as process:
+        try:
+            return process.submit(_answer, sorted(names)).result()
+        except (ImportError, concurrent.futures.BrokenExecutor) as error:
+            text = "check looks up names in the JAX of this environment, which cannot be imported"
+            raise NoJax(f"{text}: {error}") from None
 
 
-def answer() -> None:
+def _answer(names: Iterable[str]) -> tuple[str, set[str]]:
     """What that process does."""
-    names = json.load(sys.stdin)
-    release = vars(importlib.import_module("jax"))["__version__"]
-    print(json.dumps([release, [name for name in names if not _has(name)]]))
+    warnings.simplefilter("ignore")
+    at = importlib.import_module("xmap_compat.legacy.old_names").at
+    return at("jax.__version__"), {name for name in names if not _has(at, name)}
 
 
-def _has(name: str) -> bool:
+def _has(at: Callable[[str], Any], name: str) -> bool:
     """Whether JAX has a name, or whether that is unknown."""
-    home, _, last = name.rpartition(".")
+    function, _, keyword = name.removesuffix("=)").partition("(")
     try:
-        if "(" in name:
-            return _takes(*name[:-2].split("("))
-        if not home and name != "jax":
-            return name in _at("jax.config").values
-        _at(name)
+        found = at(function)
     except AttributeError:
-        return hasattr(sys.modules.get(home), last)  # where a function hides the module of its name
+        return bool(keyword)
     except ImportError as error:
         # A module whose own imports fail is not gone: jax2tf without tensorflow.
-        return not (error.name or "jax").startswith("jax")
-    return True
+        return bool(keyword) or not (error.name or "jax").startswith("jax")
+    if function == "jax.config" and keyword:
+        return keyword in found.values
+    return not keyword or _takes(found, keyword)
 
 
-def _at(name: str) -> Any:
-    return importlib.import_module("xmap_compat.legacy.old_names").at(name)
-
-
-def _takes(function: str, keyword: str) -> bool:
+def _takes(function: Any, keyword: str) -> bool:
     """Whether a function takes a keyword, as its signature says."""
     try:
-        parameters = inspect.signature(_at(function)).parameters
-    except Exception:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
         return True
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return True
-    named = parameters.get(keyword)
-    return named is not None and named.kind is not named.POSITIONAL_ONLY
+    try:
+        signature.bind_partial(**{keyword: None})
+    except TypeError:
+        return False
+    return True

@@ -6,20 +6,16 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import re
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from xmap_compat.tools.check import checker, facts, guards, table
-from xmap_compat.tools.check.checker import MissingAttribute
-from xmap_compat.tools.check.texts import Uses
+from xmap_compat.legacy.removed import REFUSED, Removed
+from xmap_compat.tools.check import checker, facts, guards, table, texts
+from xmap_compat.tools.progress import progress
+from xmap_compat.tools.source.bindings import Names
 from xmap_compat.tools.source.reading import Program, read, source_files
-
-# What programs call JAX and its modules, also those that take them from other files.
-_NEAR_JAX = re.compile(r"\b(jax|jnp|lax|maps|np)\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,93 +26,44 @@ class Finding:
     cell: int  # of a notebook; the line is that in the cell
     line: int
     column: int
-    gone: table.Gone
+    gone: Removed
     node: Any = None
     fails: bool = True  # whether a run under install() fails there
-    guard: str = ""  # how the program is ready for it: then it is listed, and is no finding
-
-    @property
-    def place(self) -> str:
-        if self.cell:
-            return f"{self.path}:cell {self.cell}:{self.line}:{self.column}"
-        return f"{self.path}:{self.line}:{self.column}"
+    guarded: bool = False  # whether the program is ready for it: then it fails nowhere
 
     def __str__(self) -> str:
-        if self.guard:
-            return f"{self.place}: {self.gone.name}: {self.guard}"
-        if self.gone.until:
-            until = f"last in jax {self.gone.until}"
-            return f"{self.place}: {self.gone.name}: {until}; {self.gone.remedy}"
-        return f"{self.place}: {self.gone.name}: {self.gone.remedy}"
+        place = f"{self.path}:{self.line}:{self.column}"
+        if self.cell:
+            place = f"{self.path}:cell {self.cell}:{self.line}:{self.column}"
+        remedy = self.gone.remedy
+        if self.guarded:
+            remedy = "guarded by a try or a test"
+        return f"{place}: {self.gone.name}: {remedy}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
     """The programs, all findings in them in order, and the release of JAX."""
 
-    programs: tuple[Program, ...]
-    findings: tuple[Finding, ...]
+    programs: list[Program]
+    findings: list[Finding]
     jax: str
 
-    @property
-    def unguarded(self) -> list[Finding]:
-        return [finding for finding in self.findings if not finding.guard]
 
-    @property
-    def guarded(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.guard]
-
-
-def check(
-    paths: Sequence[Path], progress: Callable[[list[Program]], Iterable[Program]] = iter
-) -> Checked:
+def check(paths: Sequence[Path]) -> Checked:
     """Read the files and folders of ``paths``, and find in them what JAX removed."""
-    programs = tuple(read(path) for path in source_files(paths))
-    near = [program for program in programs if _NEAR_JAX.search(program.text)]
-    missing = _missing_attributes(near)
-    uses: dict[Path, _UsesOfProgram] = {}
-    asked: set[str] = set()
-    for program in progress(near):
-        uses[program.path] = _UsesOfProgram(program, missing[program.path])
-        asked |= uses[program.path].nodes_by_name.keys()
+    programs = [read(path) for path in source_files(paths)]
+    missing = checker.missing_attributes(program for program in programs if program.text)
+    uses = []
+    for program in progress(programs, "files"):
+        uses.append(_UsesOfProgram(program, missing[program.path]))
+    asked = [name for use in uses for name in use.nodes_by_name]
     release, lacking = facts.ask(asked)
     found: list[Finding] = []
-    for program in programs:
-        if program.path in uses:
-            found += uses[program.path].findings(lacking, release)
-        for line, column, message in program.errors:
-            gone = table.Gone("cannot be read", table.ERROR, message)
-            found.append(Finding(program.path, *program.where(line), column, gone))
+    for use in uses:
+        found += use.findings(lacking, release)
     found.sort(key=lambda finding: (finding.path, finding.cell, finding.line, finding.column))
-    return Checked(programs, tuple(found), release)
-
-
-def _missing_attributes(programs: Iterable[Program]) -> dict[Path, list[MissingAttribute]]:
-    """What ty says about each program."""
-    found: dict[Path, list[MissingAttribute]] = defaultdict(list)
-    files: dict[Path, Path] = {}
-    roots: dict[Path, None] = {}
-    with tempfile.TemporaryDirectory(prefix="xmap_compat") as temporary:
-        folder = Path(temporary).resolve()
-        for number, program in enumerate(programs):
-            path = program.path.resolve()
-            roots[_root_of(path)] = None
-            if path.suffix != ".py":
-                path = folder / f"notebook{number}.py"
-                path.write_text(program.text, encoding="utf-8")
-            files[path] = program.path
-        if files:
-            for report in checker.run(files, folder, roots):
-                found[files[report.path]].append(report)
-    return found
-
-
-def _root_of(path: Path) -> Path:
-    """Where a file's modules are imported from: the first folder above it that is no package."""
-    folder = path.parent
-    while (folder / "__init__.py").exists():
-        folder = folder.parent
-    return folder
+    return Checked(programs, found, release)
 
 
 class _UsesOfProgram:
@@ -126,28 +73,27 @@ class _UsesOfProgram:
       nodes_by_name: the names, and the nodes that ask for each.
     """
 
-    def __init__(self, program: Program, missing: Iterable[MissingAttribute]):
+    def __init__(self, program: Program, missing: Iterable[checker.MissingAttribute]):
         self._program = program
-        self._names = Uses(program.tree)
+        self._names = Names(program.tree)
         self._lines = program.text.split("\n")
         self.nodes_by_name: dict[str, list[Any]] = defaultdict(list)
-        for node, name in self._names.uses():
-            self.nodes_by_name[name].append(node)
+        for node, name in texts.uses(self._names):
+            if name.startswith("jax."):
+                self.nodes_by_name[name].append(node)
         by_end: dict[Any, ast.AST] = {}
         put_there = set()  # by the program itself, into JAX
         for node in self._names.nodes:
-            is_set = isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr"
             if isinstance(node, ast.Attribute):
                 by_end[node.end_lineno, node.end_col_offset] = node
-                is_set = not isinstance(node.ctx, ast.Load)
-            if is_set:
-                put_there.add(self._names.dotted(node))
-        for each in missing:
-            before = self._lines[each.line - 1][: each.column - 1]
-            reader = by_end.get((each.line, len(before.encode())))
-            is_of_another_array = each.name.startswith("jax.Array.") and not table.known(each.name)
+                if not isinstance(node.ctx, ast.Load):
+                    put_there.add(self._names.dotted(node))
+        for line, column, name in missing:
+            before = self._lines[line - 1][: column - 1]
+            reader = by_end.get((line, len(before.encode())))
+            is_of_another_array = name.startswith("jax.Array.") and not table.known(name)
             if reader is not None and not is_of_another_array:
-                self.nodes_by_name[each.name].append(reader)
+                self.nodes_by_name[name].append(reader)
         for name in put_there:
             self.nodes_by_name.pop(name, None)
 
@@ -159,20 +105,21 @@ class _UsesOfProgram:
             if name in lacking or is_keyword_of_table:
                 for node in nodes:
                     by_place[*self._place(node), name] = node
-        found: set[str] = set()
-        for (line, column, name), node in sorted(by_place.items()):
-            found.add(name)
+        names = {name for _, _, name in by_place}
+        for (line, column, name), node in by_place.items():
             owner = name.rpartition(".")[0]
-            is_attribute = isinstance(node, ast.Attribute)
-            if is_attribute and owner in found and owner not in table.MODULES:
-                continue  # a part of what is found already
+            is_part = isinstance(node, ast.Attribute) and owner in names
+            if is_part and owner not in table.MODULES:
+                continue  # of what is found already
             gone = table.known(name) or table.unknown(name, jax)
-            guard = guards.guard_of(self._names, node, name, _error_of(node, name))
-            helps = gone.kind == table.RESTORED
-            if gone.kind == table.REFUSED:
-                helps = "(" not in name and not self._is_used(node)
+            guarded = guards.is_guarded(self._names, node, name, _error_of(node, name))
+            is_used = gone.kind == REFUSED and not isinstance(node, ast.alias)
+            helps = gone.kind in table.RESTORED or name.endswith("?")
             place = self._program.path, *self._program.where(line), column
-            yield Finding(*place, gone, node=node, fails=not (guard or helps), guard=guard)
+            yield Finding(*place, gone, node, not guarded and (is_used or not helps), guarded)
+        for line, column, message in self._program.errors:
+            gone = Removed("cannot be read", "", table.UNKNOWN, message)
+            yield Finding(self._program.path, *self._program.where(line), column, gone)
 
     def _place(self, node: Any) -> tuple[int, int]:
         """The line and the column of a name."""
@@ -184,19 +131,11 @@ class _UsesOfProgram:
         before = self._lines[line - 1].encode()[:start].decode(errors="replace")
         return line, len(before) + 1
 
-    def _is_used(self, node: ast.AST) -> bool:
-        """Whether something is called, or asked for an attribute."""
-        parent = self._names.parents.get(node)
-        return node in (getattr(parent, "func", None), getattr(parent, "value", None))
-
 
 def _error_of(node: Any, name: str) -> type[Exception]:
     """What Python raises where a name is gone."""
-    if "(" in name:
+    if "(" in name and not name.startswith("jax.config("):
         return TypeError
-    is_import = isinstance(node, (ast.alias, ast.ImportFrom)) or "import" in ast.unparse(node)
-    if isinstance(node, ast.Attribute) or not is_import:
-        return AttributeError
-    if name in table.MODULES or name.rpartition(".")[0] in table.MODULES:
-        return ModuleNotFoundError
-    return ImportError
+    if isinstance(node, (ast.alias, ast.ImportFrom, ast.Constant)):
+        return ImportError
+    return AttributeError

@@ -6,9 +6,11 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.helper_text import helper_text
-from xmap_compat.tools.leave.patch import contents
+from xmap_compat.tools.leave.patch import Change, Refused
 
+NAME = "named_axes"
 _OURS = b"def axes_of("
 
 
@@ -17,71 +19,58 @@ class Helper:
 
     Attributes:
       path: the file.
-      module: its whole name.
-      before: what it holds, if it is there.
+      package: the package that it stands in, or "".
     """
 
-    def __init__(self, files: Mapping[str, bytes], modules: Mapping[str, str], beside: str):
+    def __init__(self, modules: Mapping[str, str], beside: str):
+        """
+        Args:
+          modules: the program's files, and their modules.
+          beside: the folder of the script.
+        """
         self._modules = modules
-        self._beside = beside
-        self.path = ""
-        self.module = ""
-        self.before: bytes | None = None
-        for path, data in files.items():
-            if Path(path).name.startswith("named_axes") and _OURS in data:
+        self.path = os.path.join(beside, f"{NAME}.py")
+        self.package = ""
+        self.is_there = False
+        for path in modules:
+            if Path(path).stem == NAME:
                 self.path = path
-                self.module = modules[path] or Path(path).stem
-                self.before = data
+                self.package = self._package(path)
+                self.is_there = True
 
     def settle(self, edited: Sequence[str]) -> None:
-        """Find its place: in the package of the edited files, or beside those that others
-        import, or beside the script.
+        """Find its place: where it is, or in the package of the first module that is edited, or
+        beside that module.
         """
-        if self.before is not None:
-            return
-        folder = self._beside
-        package = ""
         for path in edited:
-            is_imported = self._modules.get(path, "") not in ("", "__main__")
-            if is_imported and not package:
-                package, *inner = self._package(path).split(".")
+            if not self.is_there and self._modules[path] not in ("", "__main__"):
+                self.package, *inner = self._package(path).split(".")
                 folder = os.path.join(os.path.dirname(path), *[".."] * len(inner))
-        self.path = _ours_or_free(os.path.normpath(folder))
-        self.module = f"{package}.{Path(self.path).stem}".lstrip(".")
-        if os.path.exists(self.path):
-            self.before = contents(self.path)
+                self.path = os.path.normpath(os.path.join(folder, f"{NAME}.py"))
+                return
 
     def _package(self, path: str) -> str:
         """The package of a file; empty if it is in none."""
-        name = self._modules.get(path, "")
+        name = self._modules[path]
         return name if Path(path).stem == "__init__" else name.rpartition(".")[0]
 
     def module_for(self, path: str) -> str:
         """How a file imports it."""
         package = self._package(path).split(".")
-        root, _, stem = self.module.rpartition(".")
-        if root and package[0] == root:
-            return "." * len(package) + stem
-        return self.module
+        if self.package and package[0] == self.package:
+            return "." * len(package) + NAME
+        return f"{self.package}.{NAME}".lstrip(".")
 
-    def change(self, functions: Collection[str]) -> dict[str, tuple[bytes | None, bytes]]:
+    def change(self, functions: Collection[str]) -> dict[str, Change]:
         """The change of the file, if it lacks one of these functions."""
         if not functions:
             return {}
         before = None
-        if self.before is not None:
-            before = self.before.decode()
-        new = helper_text(functions, before).encode()
-        if new == self.before:
-            return {}
-        return {self.path: (self.before, new)}
-
-
-def _ours_or_free(folder: str) -> str:
-    """A name for the file."""
-    path = os.path.join(folder, "named_axes.py")
-    number = 1
-    while os.path.exists(path) and _OURS not in contents(path):
-        number += 1
-        path = os.path.join(folder, f"named_axes_{number}.py")
-    return path
+        existing = None
+        if os.path.exists(self.path):
+            before = Path(self.path).read_bytes()
+            existing = before.decode()
+            if _OURS not in before:
+                raise Refused(messages.NOT_OURS.format(path=self.path))
+        new = helper_text(functions, existing).encode()
+        return {} if new == before else {self.path: (before, new)}

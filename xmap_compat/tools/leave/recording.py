@@ -9,18 +9,18 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from xmap_compat.legacy import import_hook
-from xmap_compat.tools.leave import messages, running, values
+from xmap_compat.tools.leave import messages, running, tracing, values
 from xmap_compat.tools.leave.values import RecordedCall, is_traced
-from xmap_compat.tools.leave.xmap_calls import FirstRun, XmapCall, calling_span
+from xmap_compat.tools.leave.xmap_calls import FirstRun, Span, XmapCall
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 MOST_CALLS = 3  # that are recorded of each kind
-MOST_BYTES = 1 << 30
 
 
 class _Noted(NamedTuple):
@@ -29,6 +29,7 @@ class _Noted(NamedTuple):
     call: RecordedCall
     function: Callable[..., Any]
     structure: Any
+    mesh: Any
 
 
 class Recorder:
@@ -38,18 +39,16 @@ class Recorder:
 
     def __init__(self, task: dict[str, Any]):
         self.task = task
-        self.lock = threading.RLock()
         self.local = threading.local()
         self.xmap_calls: dict[Any, XmapCall] = {}
-        # By the number of an xmap call: the functions that it has made, by their ids.
-        self.functions: dict[int, dict[int, Any]] = defaultdict(dict)
+        # By the number of an xmap call: the declarations of the functions that it has made.
+        self.declared: dict[int, list[Any]] = defaultdict(list)
         # By the id of a declaration: its traced calls.
         self.traces: dict[int, list[Any]] = defaultdict(list)
-        # How many calls of each kind were executed, once their arguments could be noted.
+        # How many calls of each kind were executed.
         self.seen: dict[Any, int] = defaultdict(int)
         self.noted: list[_Noted] = []
         self.records: list[RecordedCall] = []
-        self.bytes = 0
         self.is_over = False
 
     def begin(self) -> None:
@@ -60,25 +59,21 @@ class Recorder:
 
     def made(self, function: Any) -> Any:
         """What the program gets in the place of a function that xmap has made."""
-        if self.is_over:
-            return function
         import jax
 
         libraries = (PACKAGE, os.path.dirname(jax.__file__) + os.sep)
         frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
             frame = frame.f_back
-        place = frame.f_code.co_filename, calling_span(frame)
-        with self.lock:
-            name = getattr(function, "__name__", "")
-            new = XmapCall(*place, number=len(self.xmap_calls), function=name)
-            c = self.xmap_calls.setdefault(place, new)
-            c.made += 1
-            self.functions[c.number][id(function)] = function
-            return values.watched(function, functools.partial(self.called, c, c.made, function))
+        place = frame.f_code.co_filename, _calling_span(frame)
+        new = XmapCall(*place, number=len(self.xmap_calls), function=function.__name__)
+        c = self.xmap_calls.setdefault(place, new)
+        c.made += 1
+        self.declared[c.number].append(function.declared)
+        return values.watched(function, functools.partial(self.called, c, c.made, function))
 
     def traced(self, declared: Any, placed: Any, args: Any) -> None:
-        if placed is not None and not self.is_over:
+        if placed is not None:
             self.traces[id(declared)].append(placed)
 
     # ---- calls
@@ -87,53 +82,43 @@ class Recorder:
         if self.is_over:
             return function(*args, **kwargs)
         running_calls = vars(self.local).setdefault("running_calls", [])  # in this thread
+        c.calls += 1
+        c.inside.update(around.number for around in running_calls)
+        if not running_calls:
+            self.note(c, reached, function, args)
         running_calls.append(c)
         try:
-            self.note(c, reached, function, args, kwargs)
             results = function(*args, **kwargs)
         finally:
             running_calls.pop()
         return self.noting_gradients(c, results) if is_traced(results) else results
 
-    def note(self, c: XmapCall, reached: int, function: Any, args: Any, kwargs: Any) -> None:
+    def note(self, c: XmapCall, reached: int, function: Any, args: Any) -> None:
         """Note a call, if it is one of the first of its kind."""
         import jax
 
         from xmap_compat.core import placement
 
-        is_inside = bool(placement.enclosing_bodies())
-        with self.lock:
-            c.calls += 1
-            if is_inside:
-                c.inside.update(around.number for around in self.local.running_calls[:-1])
-        if is_inside or kwargs:
-            return
         try:
             described = values.described(args)
         except TypeError:  # no arrays: xmap says so
             return
-        mesh = values.described_mesh(placement.current_scope().mesh)
-        call = RecordedCall(c.number, reached, described, mesh, is_traced(args))
-        kind = call._replace(reached=0), id(function)
-        if self.seen[kind] >= MOST_CALLS:
-            return
         leaves, structure = jax.tree.flatten(args)
-        types = [values.leaf_without_value(leaf) for leaf in leaves]
+        keys = [values.key_of(leaf) for leaf in leaves]
+        call = RecordedCall(c.number, reached, described, is_traced(args), keys=keys)
+        mesh = placement.current_scope().mesh
+        kind = c.number, described, call.traced, str(mesh), id(function.declared)
 
         def keep(*arrays):
-            pairs = zip(types, arrays)
-            values_too = [of._replace(value=np.array(array)) for of, array in pairs]
-            noted = _Noted(call._replace(leaves=values_too), function, structure)
-            with self.lock:
-                self.seen[kind] += 1
-                self.bytes += sum(array.nbytes for array in arrays)
-                if self.bytes > MOST_BYTES:
-                    c.problem = messages.NO_MEMORY
-                elif self.seen[kind] <= MOST_CALLS:
-                    self.noted.append(noted)
+            self.seen[kind] += 1
+            if self.seen[kind] <= MOST_CALLS:
+                copies = [np.array(array) for array in arrays]
+                noted = _Noted(call._replace(leaves=copies), function, structure, mesh)
+                self.noted.append(noted)
 
         # Now, or when the traced program is executed.
-        jax.debug.callback(keep, *map(values.data_of, leaves))
+        if self.seen[kind] < MOST_CALLS:
+            jax.debug.callback(keep, *map(values.data_of, leaves))
 
     def noting_gradients(self, c: XmapCall, results: Any) -> Any:
         """The same traced results.  When JAX takes a derivative of them, that is noted."""
@@ -155,44 +140,29 @@ class Recorder:
             sys.modules["jax"].effects_barrier()
         self.is_over = True
         xmap_calls = [*self.xmap_calls.values()]
-        self.learn(xmap_calls)
+        for c in xmap_calls:
+            tracing.learn(c, self.declared[c.number], self.traces)
         for noted in self.noted:
             self.repeat(xmap_calls[noted.call.number], noted)
         found = FirstRun(xmap_calls, self.files(), ended)
         for c in xmap_calls:
+            if c.calls and not (c.recorded or c.inside or c.refused):
+                c.refused = messages.NONE_RECORDED
             c.file = self.users_file(c.file) or c.file
-        with open(self.task["records"], "wb") as file:
-            pickle.dump(self.records, file)
-        with open(self.task["result"], "wb") as file:
-            pickle.dump(found, file)
-
-    def learn(self, xmap_calls: list[XmapCall]) -> None:
-        """Note what the xmap calls have declared and traced."""
-        if not xmap_calls:
-            return
-        from xmap_compat.tools.leave import tracing
-
-        for c in xmap_calls:
-            functions = self.functions[c.number].values()
-            declared = [function.declared for function in functions]
-            traced = []
-            for each in declared:
-                traced += self.traces[id(each)]
-            tracing.learn(c, declared, traced, self.users_file)
+        Path(self.task["result"]).write_bytes(pickle.dumps((found, self.records)))
 
     def repeat(self, c: XmapCall, noted: _Noted) -> None:
         """Record a call with its results, and its gradients if the program took some."""
-        import jax
-
         from xmap_compat.core.mesh import entered
 
         call = noted.call._replace(differentiated=c.differentiated, is_coarse=c.is_coarse)
         try:
-            with entered(call.mesh and values.mesh_of(call.mesh)):
-                args = jax.tree.unflatten(noted.structure, map(values.restored, call.leaves))
-                results = values.evaluated(noted.function, args, c.differentiated)
+            if noted.mesh is not None and not noted.mesh.empty:
+                call = call._replace(mesh=(noted.mesh.axis_names, noted.mesh.device_ids))
+            with entered(noted.mesh):
+                results = call.evaluated(noted.function, noted.structure)
         except Exception as error:
-            c.problem = messages.NOT_REPEATED.format(error=values.in_a_line(error))
+            c.refused = messages.NOT_REPEATED.format(error=values.in_a_line(error))
             return
         self.records.append(call._replace(results=results))
         c.recorded += 1
@@ -216,6 +186,13 @@ class Recorder:
         users = {copy: folder for folder, copy in self.task["folders"].items()}
         original = running.moved(users, file)
         return original if os.path.exists(original) else ""
+
+
+def _calling_span(frame: Any) -> Span:
+    """The place of the call that a frame executes."""
+    positions = [*frame.f_code.co_positions()]
+    line, end_line, column, end_column = positions[frame.f_lasti // 2]
+    return line or 0, column or 0, end_line or 0, end_column or 0
 
 
 def main(task: dict[str, Any]) -> None:

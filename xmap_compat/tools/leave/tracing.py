@@ -1,114 +1,41 @@
-"""What the traced calls of an xmapped function say: its axes, its collectives, and what JAX cannot
-do.
-"""
+"""What the traced calls of an xmapped function say: its axes, its numbers, and why it stays."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
-from xmap_compat import _jax
-from xmap_compat.core import undeclared
-from xmap_compat.core.collectives import COLLECTIVES
-from xmap_compat.core.mesh import SerialLoop
-from xmap_compat.core.names import Checker
-from xmap_compat.core.parameters import mentioned_names
-from xmap_compat.core.placement import MeshAxis
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.xmap_calls import Span, XmapCall
+from xmap_compat.tools.leave.xmap_calls import XmapCall
+
+_COARSE = re.compile(r"\b(bf16|f16|f8_\w+)\[")  # types in the text of a program
 
 
-def learn(
-    c: XmapCall,
-    declared: Sequence[Any],
-    traced: Sequence[Any],
-    users_file: Callable[[str], str],
-) -> None:
-    """Note in an xmap call what its declarations and their traced calls say."""
-    resources: set[Any] = set()
+def learn(c: XmapCall, declared: Sequence[Any], traces: Mapping[int, Sequence[Any]]) -> None:
+    """Note in an xmap call what its declarations say, and their traced calls, by the declaration's
+    id.
+    """
     for each in declared:
         c.axes |= {*each.names}
-        resources.update(*each.resources.values())
-    c.has_mesh_axes = any(not isinstance(each, SerialLoop) for each in resources)
-    for placed in traced:
-        if placed.scope.mesh is not None:
-            resources.update(placed.scope.mesh.axis_names)
-        c.undeclared = c.undeclared or any(placed.undeclared)
-        c.is_coarse = c.is_coarse or _is_coarse(placed)
-        c.collectives += _collectives(placed, users_file)
-        c.refused = c.refused or next(_reasons(placed), "")
-    c.named_like_mesh_axes = c.axes & {axis for axis in resources if isinstance(axis, str)}
-
-
-def _is_coarse(placed: Any) -> bool:
-    for eqn, _ in _jax.walk(placed.program.jaxpr):
-        for variable in eqn.outvars:
-            dtype = getattr(variable.aval, "dtype", None)
-            if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
-                return True
-    return False
-
-
-def _collectives(placed: Any, users_file: Callable[[str], str]) -> Iterator[tuple[str, Span]]:
-    """The calls in which the collectives of a body lie, but for those of derivatives: JAX locates
-    their rules where the function is called.
-    """
-    for eqn, around in _jax.walk(placed.program.jaxpr):
-        if eqn.primitive.name not in COLLECTIVES or not _names_an_axis(eqn):
-            continue
-        stack = "/".join(str(each.source_info.name_stack) for each in (*around, eqn))
-        if "jvp(" in stack or "transpose(" in stack:
-            continue
-        for path, _, *span in _jax.user_frames(eqn):
-            file = users_file(path)
-            if file:
-                yield file, tuple(span)
-                break
-
-
-def _names_an_axis(eqn: Any) -> bool:
-    """Whether a collective is over an axis of the program, and not only over mesh axes."""
-    names = mentioned_names(eqn.params)
-    return not all(isinstance(name, MeshAxis) for name in names)
+        c.has_resources = c.has_resources or any(each.resources.values())
+        for placed in traces.get(id(each), ()):
+            c.undeclared = c.undeclared or any(placed.undeclared)
+            c.is_coarse = c.is_coarse or bool(_COARSE.search(str(placed.program.jaxpr)))
+            c.refused = c.refused or next(_reasons(placed), "")
 
 
 def _reasons(placed: Any) -> Iterator[str]:
-    """Why JAX cannot do what a call does."""
-    for placement in placed.placements.values():
-        for loop in placement.loops:
-            if not isinstance(loop, tuple):
-                yield messages.NAMED_LOOP.format(name=loop)
-    if "Explicit" in str(getattr(placed.scope.mesh, "axis_types", "")):
-        yield messages.EXPLICIT
-    for eqn, _ in _jax.walk(placed.program.jaxpr):
-        if eqn.params.get("axis_index_groups") is not None and eqn.primitive.name in COLLECTIVES:
-            yield messages.GROUPS.format(where=_jax.where_in_user_code(eqn))
-    yield from _lacking(placed)
-
-
-def _lacking(placed: Any) -> list[str]:
-    """Collectives over an axis that their operand lacks, and whose mesh axis splits another one of
-    the operand.  In JAX they reduce that one, and data that are alike, such as zeros, do not show
-    it.
+    """Calls in which an edited program may compute something else, without an error and with the
+    recorded arguments alike.
     """
-    every = placed.every_placement
-    found: list[str] = []
-
-    class Lacking(Checker):
-        def _collective(self, eqn, inputs):
-            held = every.keys() & frozenset().union(*inputs)
-            lacks = every.keys() & {*mentioned_names(eqn.params)} - held
-            for name, other in itertools.product(lacks, held):
-                if {*every[name].mesh_axes} & {*every[other].mesh_axes}:
-                    where = self.where(eqn)
-                    found.append(messages.LACKS.format(where=where, name=name, other=other))
-            return super()._collective(eqn, inputs)
-
-    if not placed.nested and len(every) > 1:
-        given = [frozenset(spec.position_of()) for spec in placed.in_specs]
-        entering = undeclared.names_at_entry(placed.program.consts, given, every)
-        Lacking(every, placed.fun_name).results(placed.program.jaxpr, entering)
-    return found
+    on: dict[Any, Any] = {}
+    for name, placement in placed.placements.items():
+        # A collective over the mesh axis alone has the right result, by chance.
+        if placement.mesh_axes == (name,) and placement.device_size == 1:
+            yield messages.OF_ONE_NAME.format(name=name)
+        for mesh_axis in placement.mesh_axes:
+            # A collective over one of the axes reduces the other, where its operand has only that.
+            if mesh_axis in on:
+                yield messages.ON_ONE.format(name=name, other=on[mesh_axis], mesh_axis=mesh_axis)
+            on[mesh_axis] = name

@@ -15,14 +15,6 @@ JIT_ATTRIBUTES = ("lower", "trace", "eval_shape", "clear_cache", "plan")
 Results = Mapping[str, np.ndarray]
 
 
-class Leaf(NamedTuple):
-    """An array or number of the arguments; ``key`` is the implementation of random keys."""
-
-    value: Any
-    weak: bool = False
-    key: str = ""
-
-
 class RecordedCall(NamedTuple):
     """A recorded call of an xmapped function.
 
@@ -30,20 +22,42 @@ class RecordedCall(NamedTuple):
       number: the number of the xmap call that made the function.
       reached: how often that had been called by then.
       arguments: the paths and types of the arguments.
-      mesh: the axis names, the ids of the devices, and the shape of the mesh around.
       traced: whether the program was traced there.
+      mesh: the axis names and the ids of the devices of the mesh around, or None.
+      leaves: the arrays of the arguments.
+      keys: the implementation of each leaf that holds random keys, else "".
       is_coarse: whether it computes with numbers of less than 32 bits.
     """
 
     number: int
     reached: int
     arguments: str
+    traced: bool
     mesh: Any = None
-    traced: bool = False
-    leaves: Sequence[Leaf] = ()
+    leaves: Sequence[np.ndarray] = ()
+    keys: Sequence[str] = ()
     differentiated: bool = False
     is_coarse: bool = False
     results: Results | None = None
+
+    def evaluated(self, function: Callable[..., Any], structure: Any) -> dict[str, np.ndarray]:
+        """The results of a call with these arguments, and its gradients if the program took some,
+        for cotangents that are the same in each run.
+        """
+        import jax
+
+        leaves = []
+        for leaf, key in zip(self.leaves, self.keys):
+            array = jax.numpy.asarray(leaf)
+            if key:
+                array = jax.random.wrap_key_data(array, impl=key)
+            leaves.append(array)
+        args = jax.tree.unflatten(structure, leaves)
+        if not self.differentiated:
+            return named("the result", function(*args))
+        results, pull = jax.vjp(function, *args)
+        gradients = pull(jax.tree.map(_cotangent, results))
+        return named("the result", results) | named("the gradient of args", gradients)
 
 
 # The functions below import JAX late: they run when the program has imported it, and may have set
@@ -79,51 +93,28 @@ def is_traced(args: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
 
 
-def leaf_without_value(leaf: Any) -> Leaf:
-    """An argument without its value, which may be traced."""
+def key_of(leaf: Any) -> str:
+    """The implementation of random keys; empty for other arrays."""
     import jax
 
-    of = jax.typeof(leaf)
-    if jax.numpy.issubdtype(of.dtype, jax.dtypes.prng_key):
-        return Leaf(None, key=str(jax.random.key_impl(leaf)))
-    return Leaf(None, of.weak_type)
+    if jax.numpy.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.prng_key):
+        return str(jax.random.key_impl(leaf))
+    return ""
 
 
 def data_of(leaf: Any) -> Any:
-    """The same array, or the numbers of a random key."""
+    """The same array, or the numbers of random keys."""
     import jax
 
-    return jax.random.key_data(leaf) if leaf_without_value(leaf).key else leaf
+    return jax.random.key_data(leaf) if key_of(leaf) else leaf
 
 
-def restored(leaf: Leaf) -> Any:
-    """A recorded argument again."""
+def _cotangent(leaf: Any) -> Any:
     import jax
 
-    if leaf.key:
-        return jax.random.wrap_key_data(leaf.value, impl=leaf.key)
-    is_weak = leaf.weak and np.ndim(leaf.value) == 0
-    return jax.numpy.asarray(leaf.value.item() if is_weak else leaf.value)
-
-
-def evaluated(
-    function: Callable[..., Any], args: tuple[Any, ...], differentiated: bool
-) -> dict[str, np.ndarray]:
-    """The results of a call, and its gradients for cotangents that are the same in each run."""
-    import jax
-
-    if not differentiated:
-        return named("the result", function(*args))
-    numbers = np.random.default_rng(0)
-
-    def cotangent(leaf):
-        if jax.numpy.issubdtype(leaf.dtype, np.inexact):
-            return numbers.standard_normal(leaf.shape).astype(leaf.dtype)
-        return np.zeros(leaf.shape, jax.dtypes.float0)
-
-    results, pull = jax.vjp(function, *args)
-    gradients = pull(jax.tree.map(cotangent, results))
-    return named("the result", results) | named("the gradient of args", gradients)
+    if jax.numpy.issubdtype(leaf.dtype, np.inexact):
+        return np.random.default_rng(0).standard_normal(leaf.shape).astype(leaf.dtype)
+    return np.zeros(leaf.shape, jax.dtypes.float0)
 
 
 def named(what: str, results: Any) -> dict[str, np.ndarray]:
@@ -134,9 +125,9 @@ def named(what: str, results: Any) -> dict[str, np.ndarray]:
 
     found = {}
     for path, array in jax.tree_util.tree_leaves_with_path(results):
-        if getattr(array, "dtype", None) == jax.dtypes.float0:
+        if array.dtype == jax.dtypes.float0:
             continue
-        name = what + jax.tree_util.keystr(path) + leaf_without_value(array).key
+        name = what + jax.tree_util.keystr(path)
         array = data_of(array)
         whole = found[name] = np.array(array)
         for shard in array.addressable_shards:
@@ -151,55 +142,35 @@ def difference(found: Results, expected: Results, is_coarse: bool = False) -> st
     if [*found] != [*expected]:
         return f"the results are {[*found]}, and with xmap {[*expected]}"
     for path, wanted in expected.items():
-        if _type(found[path]) != _type(wanted):
-            return f"{path} is {_type(found[path])}, and with xmap {_type(wanted)}"
         words = _difference_of(found[path], wanted, is_coarse)
         if words:
-            return f"{path} differs by {words}"
+            return f"{path} {words}"
     return ""
 
 
-def _type(array: np.ndarray) -> str:
-    return f"{array.dtype}{[*array.shape]}"
-
-
 def _difference_of(found: np.ndarray, expected: np.ndarray, is_coarse: bool = False) -> str:
-    """How far arrays differ, if that is more than the order of additions explains."""
+    """How arrays differ, if that is more than the order of additions explains."""
     import jax
 
+    types = [f"{array.dtype}{[*array.shape]}" for array in (found, expected)]
+    if types[0] != types[1]:
+        return f"is {types[0]}, and with xmap {types[1]}"
     if found.tobytes() == expected.tobytes():
         return ""
-    if not jax.numpy.issubdtype(found.dtype, np.inexact):
-        return f"{np.sum(found != expected)} of its {found.size} elements"
-    # 1e-9 for float64, 1e-4 for float32, 0.02 for float16, 0.06 for bfloat16
-    tolerance = float(jax.numpy.finfo(found.dtype).eps) ** 0.57
-    if is_coarse:
-        tolerance = max(tolerance, COARSE)
+    tolerance = 0.0
+    if jax.numpy.issubdtype(found.dtype, np.inexact):
+        # 1e-9 for float64, 1e-4 for float32, 0.02 for float16, 0.06 for bfloat16
+        tolerance = float(jax.numpy.finfo(found.dtype).eps) ** 0.57
+        tolerance = max(tolerance, COARSE * is_coarse)
     a = found.astype(complex)
     b = expected.astype(complex)
     largest = np.max(np.abs(b[np.isfinite(b)]), initial=0.0)
-    close = np.isclose(a, b, rtol=0, atol=tolerance * largest, equal_nan=True)
-    if np.all(close):
+    far = ~np.isclose(a, b, rtol=0, atol=tolerance * largest, equal_nan=True)
+    if not np.any(far):
         return ""
-    differences = np.abs(a - b)[~close]
-    return f"{np.max(differences):.2g}, where its largest element is {largest:.2g}"
+    most = np.max(np.abs(a[far] - b[far]))
+    return f"differs by {most:.2g}, where its largest element is {largest:.2g}"
 
 
 def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0].removesuffix(": ")
-
-
-def described_mesh(mesh: Any) -> Any:
-    """The axis names of a mesh, the ids of its devices, and its shape; None if there is none."""
-    if mesh is None or mesh.empty:
-        return None
-    return mesh.axis_names, tuple(d.id for d in mesh.devices.flat), mesh.devices.shape
-
-
-def mesh_of(described: Any) -> Any:
-    """The mesh of a description."""
-    import jax
-
-    names, ids, shape = described
-    devices = {device.id: device for device in jax.devices()}
-    return jax.sharding.Mesh(np.array([devices[k] for k in ids]).reshape(shape), names)

@@ -36,21 +36,13 @@ class Names:
                 self.stars.append(str(getattr(node, "module", "")))
             return
         for name in bound_by(node):
-            value = self._value(node)
-            if value is not None:
-                self.bound[name].append(value)
+            self.bound[name].append(self._value(node))
 
-    def _value(self, node: ast.AST) -> ast.AST | None:
-        """What a node that binds a name gives it; None in a comprehension, which hides it."""
+    def _value(self, node: ast.AST) -> ast.AST:
+        """What a node that binds a name gives it; the node itself if that is no expression."""
         parent = self.parents[node]
-        if isinstance(parent, ast.Assign):
-            return parent.value
-        if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
+        if isinstance(parent, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
             return parent.value or node
-        while isinstance(parent, (ast.Tuple, ast.List, ast.Starred)):
-            parent = self.parents[parent]
-        if isinstance(parent, ast.comprehension):
-            return None
         return node
 
     def imported_name(self, node: ast.AST) -> str:
@@ -93,8 +85,7 @@ class Names:
 
     def dotted(self, node: Any, depth: int = 9) -> str:
         """The dotted name of an expression; empty if it has none.  Unlike
-        ``imported_name`` it follows assignments, ``partial``, ``getattr``, ``vars`` and
-        ``sys.modules``.
+        ``imported_name`` it follows assignments, ``partial`` and ``getattr``.
         """
         if isinstance(node, ast.Name):
             meant = self.meaning(node.id)
@@ -105,36 +96,19 @@ class Names:
             return self.dotted(meant, depth - 1)
         if isinstance(node, ast.Call) and node.args and self.is_partial(node):
             return self.dotted(node.args[0], depth)
-        owner, name = self._member(node)
-        if owner is None or not name:
-            return name
-        module = self.dotted(owner, depth)
+        match node:
+            case ast.Attribute(value=owner, attr=name):
+                module = self.dotted(owner, depth)
+            case ast.Call(func=ast.Name(id="getattr"), args=[owner, key]):
+                module = self.dotted(owner, depth)
+                name = self.text(key) or "?"
+            case _:
+                return ""
         return module and f"{module}.{name}"
 
     def is_partial(self, call: ast.Call) -> bool:
         """Whether a call makes a partial function."""
         return self.dotted(call.func) in ("functools.partial", "jax.tree_util.Partial")
-
-    def _member(self, node: Any) -> tuple[Any, str]:
-        """The object of which an expression asks for a member, and the name of that; no object
-        where the name is a whole one.
-        """
-        match node:
-            case ast.Attribute(value=owner, attr=name):
-                return owner, name
-            case ast.Subscript(value=ast.Attribute(attr="modules"), slice=key):
-                return None, self.text(key)
-            case (
-                ast.Call(func=ast.Name(id="getattr"), args=[owner, key])
-                | ast.Call(func=ast.Name(id="setattr"), args=[owner, key, _])
-                | ast.Call(
-                    func=ast.Call(func=ast.Attribute(attr="attrgetter"), args=[key]), args=[owner]
-                )
-                | ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner]), slice=key)
-                | ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__"), slice=key)
-            ):
-                return owner, self.text(key)
-        return None, ""
 
     def text(self, node: Any) -> str:
         """What a node is as a text, a literal or the name of one; empty if it is none."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xmap_compat.tools.source.bindings import IMPORTS, first_line
+from xmap_compat.tools.source.bindings import first_line
 from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
 
@@ -59,53 +59,30 @@ def in_place_of(
     top, left = edit.start
     bottom, right = edit.end
     before_it = lines[top - 1].encode()[:left].decode()
-    after_it = lines[bottom - 1].encode()[right:].partition(b"#")[0].strip()
-    comments: list[str] = []
-    separator = "; "
-    if not before_it.strip():
-        separator = f"\n{before_it}"
-        inner = "\n".join(lines[top - 1 : bottom]).rpartition(")")[0]
-        comments = re.findall(r"#[^\n\r]*", inner)
-        blocks = [getattr(parent, name, None) for name in ("body", "orelse", "finalbody")]
-        is_needed = [node] in blocks or after_it or comments
-        if not statements and not is_needed:
-            return Edit((top, 0), (bottom + 1, 0), "")
-    return edit._replace(text=separator.join([*comments, *(statements or ["pass"])]))
+    after_it = lines[bottom - 1].encode()[right:].decode()
+    if before_it.strip():
+        return edit._replace(text="; ".join(statements or ["pass"]))
+    inner = "\n".join(lines[top - 1 : bottom]).rpartition(")")[0]
+    new = [*re.findall(r"#[^\n\r]*", inner), *statements]
+    is_sole = any([node] == block for _, block in ast.iter_fields(parent))
+    if not new and not is_sole and not after_it.partition("#")[0].strip():
+        return Edit((top, 0), (bottom + 1, 0), "")
+    if not statements:
+        new.append("pass")
+    return edit._replace(text=f"\n{before_it}".join(new))
 
 
-def without_keyword(keyword: ast.keyword, lines: Sequence[str]) -> Edit:
-    """The edit that takes a keyword and a comma out of a call, and the line if nothing else is
-    there.
+def without_keyword(keyword: ast.keyword, call: Any, lines: Sequence[str]) -> Edit | None:
+    """The edit that takes a keyword and the comma before it out of a call; None if a comment
+    stands between them, or nothing.
     """
+    ends = [replacing(argument, "").end for argument in (*call.args, *call.keywords)]
     edit = replacing(keyword, "")
-    top, left = edit.start
-    bottom, right = edit.end
-    kept = lines[top - 1].encode()[:left]
-    after_it = lines[bottom - 1].encode()[right:]
-    comma = re.match(rb"\s*,\s*", after_it)
-    if comma is None:  # the comma before it goes
-        if not kept.strip() and "#" not in lines[top - 2]:
-            top -= 1
-            kept = lines[top - 1].encode()
-        kept = kept.rstrip().removesuffix(b",")
-    elif comma[0] == after_it:
-        if not kept.strip():
-            return Edit((top, 0), (bottom + 1, 0), "")
-        kept = kept.rstrip()
-    if comma is not None:
-        right += comma.end()
-    return Edit((top, len(kept)), (bottom, right), "")
-
-
-def beside(statement: ast.stmt, lines: Sequence[str], new: Iterable[str]) -> Edit:
-    """Add imports after an import, or before another statement."""
-    if not isinstance(statement, (*IMPORTS, ast.Try, ast.If)):
-        return before(statement, new)
-    line, column = replacing(statement, "").end
-    of_line = lines[line - 1].rstrip("\r").encode()
-    if not of_line[column:].partition(b"#")[0].strip():
-        column = len(of_line)
-    return Edit((line, column), (line, column), "".join(f"\n{each}" for each in new))
+    start = max([end for end in ends if end < edit.start], default=edit.start)
+    has_comment = "#" in "".join(lines[start[0] - 1 : edit.start[0] - 1])
+    if has_comment or start == edit.start:
+        return None
+    return edit._replace(start=start)
 
 
 def before(statement: ast.stmt, new: Iterable[str]) -> Edit:
@@ -118,19 +95,17 @@ def before(statement: ast.stmt, new: Iterable[str]) -> Edit:
 
 
 def first_of_jax(tree: ast.Module) -> ast.stmt:
-    """The first statement that imports JAX or xmap, else the first import, else the last
-    statement.
+    """The first statement that imports JAX or xmap, else the first one after the docstring and
+    imports of the future.
     """
-    is_of_jax = re.compile(r"(?m)^\s*(from|import) .*\b(jax|xmap_)")
+    others = []
     for statement in tree.body:
-        is_text = isinstance(statement, ast.Expr)
-        if not is_text and is_of_jax.search(ast.unparse(statement)):
+        text = ast.unparse(statement)
+        if re.search(r"(?m)^\s*(from|import) .*\b(jax|xmap_)", text):
             return statement
-    for statement in tree.body:
-        is_future = getattr(statement, "module", "") == "__future__"
-        if isinstance(statement, IMPORTS) and not is_future:
-            return statement
-    return tree.body[-1]
+        if not isinstance(statement, ast.Expr) and "__future__" not in text:
+            others.append(statement)
+    return [*others, tree.body[-1]][0]
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
@@ -154,7 +129,7 @@ def applied(data: bytes, path: str, edits: Iterable[Edit]) -> bytes:
 
 
 def _applied_to_cells(data: bytes, program: Program, edits: Iterable[Edit]) -> bytes:
-    """The contents of a notebook with these edits, in the layout that it has."""
+    """The contents of a notebook with these edits, in the layout of Jupyter."""
     by_cell: dict[int, list[Edit]] = defaultdict(list)
     for start, end, text in edits:
         number, line = program.where(start[0])
@@ -163,15 +138,5 @@ def _applied_to_cells(data: bytes, program: Program, edits: Iterable[Edit]) -> b
     notebook = json.loads(data)
     for number, of_cell in by_cell.items():
         cell = notebook["cells"][number - 1]
-        is_list = isinstance(cell["source"], list)
-        cell["source"] = edited("".join(cell["source"]), of_cell)
-        if is_list:
-            cell["source"] = cell["source"].splitlines(keepends=True)
-    indent = None
-    indented = re.match(rb"\{\n( *)", data)
-    if indented is not None:
-        indent = len(indented[1])
-    text = json.dumps(notebook, indent=indent, ensure_ascii=data.isascii())
-    if data.endswith(b"\n"):
-        text += "\n"
-    return text.encode()
+        cell["source"] = edited("".join(cell["source"]), of_cell).splitlines(keepends=True)
+    return f"{json.dumps(notebook, indent=1, ensure_ascii=False)}\n".encode()

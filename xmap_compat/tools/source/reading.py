@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 NOTEBOOK = ".ipynb"
-# Magics of IPython: cells and statements that hold Python, and lines that do not.  `%time` and
-# `%prun` become `if 1:`, which is as long, so columns stay.
-_PYTHON_CELL = re.compile(r"\s*%%(?:time|timeit|capture|prun)\b.*")
+# Magics of IPython: cells that hold no Python, and statements that do, and lines that do not.
+# `%time` and `%prun` become `if 1:`, which is as long, so columns stay.
+_OTHER_CELL = re.compile(r"\s*%%(?!time|capture|prun)")
 _PYTHON_LINE = re.compile(r"(?m)^([ \t]*)%(?:time|prun)\b(?=[ \t]+\S)")
 _LINE = re.compile(
     r"(?m)^([ \t]*)(?:(?:[\w, ]+=[ \t]*)?[%!].*|\?{1,2}[\w.]+[ \t]*|[\w.]+\?{1,2}[ \t]*)$"
@@ -67,7 +67,7 @@ def read(path: Path, data: bytes | None = None) -> Program:
             for number, cell in enumerate(json.loads(data)["cells"], start=1):
                 if cell["cell_type"] == "code":
                     before = text.count("\n")
-                    cells.append((number, before + 1))
+                    cells.append((number, before))
                     text += _python("".join(cell["source"]), before, errors)
         else:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -79,30 +79,21 @@ def read(path: Path, data: bytes | None = None) -> Program:
 
 
 def _python(cell: str, before: int, errors: list[Error]) -> str:
-    """A code cell as Python text: one line before it, then as many lines as it has, blank if it is
-    no Python.  Why it cannot be parsed is added to ``errors``.
+    """A code cell as Python text, with as many lines, blank if it is no Python.
+
+    Why it cannot be parsed is added to ``errors``.
     """
-    magic = _PYTHON_CELL.match(cell)
-    if magic:
-        cell = "\n" * magic[0].count("\n") + cell[magic.end() :]
-    blank = "\n" * cell.count("\n")
-    if re.match(r"\s*%%", cell):
-        cell = blank
-    # IPython dedents an indented cell; here the line before it opens a block.
-    head = "\n"
-    if re.match(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]", cell):
-        head = "if 1:\n"
     without_magics = _LINE.sub(r"\1pass", _PYTHON_LINE.sub(r"\1if 1:", cell))
-    why = []
+    if _OTHER_CELL.match(cell):
+        without_magics = "\n" * cell.count("\n")
     for text in (cell, without_magics):
         try:
-            _parse(f"{head}{text}\n")
-            return f"{head}{text}\n"
+            _parse(text)
+            return f"{text}\n"
         except _CANNOT as error:
-            why.append(_error(error))
-    line, column, words = why[0]
+            line, column, words = _error(error)
     errors.append((line + before, column, words))
-    return f"\n{blank}\n"
+    return "\n" * (cell.count("\n") + 1)
 
 
 def _parse(text: str) -> ast.Module:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from xmap_compat.tools.source.bindings import IMPORTS, Names, bound_by, text_of
-from xmap_compat.tools.source.layout import Edit, beside, first_of_jax, in_place_of, replacing
+from xmap_compat.tools.source.layout import Edit, before, first_of_jax, in_place_of, replacing
 
 TOKEN = re.compile(r"\{([\w.]+):(\w+)\}")
-# Modules that `import jax` does not import.
-NOT_IN_JAX = ("jax.extend.", "jax.example_libraries.")
 _Import = tuple[str, str]  # "from a import " or "import ", and "b" or "b as c"
 
 
@@ -53,16 +52,17 @@ class Renaming:
         self._written: list[Edit] = []
         self._covered: set[ast.AST] = set()  # what is no longer in the file
         self._loads: dict[str, list[ast.Name]] = defaultdict(list)
+        self._attributes: set[ast.AST] = set()
         self._imports: list[Any] = []
         for node in names.nodes:
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
                 self._loads[node.id].append(node)
+            elif isinstance(node, ast.Attribute):
+                self._attributes.add(node)
             elif isinstance(node, IMPORTS):
                 self._imports.append(node)
             else:
                 self._texts.add(text_of(node))
-        if self._loads.keys() & {"exec", "eval"}:
-            self._texts.update(re.findall(r"\w+", " ".join(self._texts)))
 
     # ---- what is asked for
 
@@ -106,49 +106,20 @@ class Renaming:
         """All edits of the file; none if nothing was asked for, and no import of it is dropped."""
         if not self.tree.body:
             return []
-        renamed = self._at_each_use()
         self._now = {statement: self._of_statement(statement) for statement in self._imports}
         self._taken = self._taken_names()
-        self._new: dict[str, set[str]] = defaultdict(set)  # what is imported from each module
-        edits = [replacing(node, self._spelled(text)) for node, text in renamed.items()]
+        self._new: set[_Import] = set()
+        edits = [replacing(node, self._spelled(text)) for node, text in self._renamed.items()]
         for edit in self._written:
             edits.append(edit._replace(text=self._spelled(edit.text)))
-        lines = [f"{head}{', '.join(sorted(new))}" for head, new in sorted(self._new.items())]
-        last = None
-        if lines:
-            last = self._last_import()
         for statement in self._imports:
             new = _statements(self._now[statement])
             if new != _statements(_as_it_is(statement)):
-                if statement is last:
-                    new += lines
-                    lines = []
                 parent = self.names.parents[statement]
                 edits.append(in_place_of(statement, parent, self.lines, new))
-        if last and lines:
-            edits.append(beside(last, self.lines, lines))
+        if self._new:
+            edits.append(before(self._place(), _statements(self._new)))
         return edits
-
-    def _at_each_use(self) -> dict[Any, str]:
-        """What is renamed at each use.
-
-        Where all uses of an imported name become one object, the import brings that object instead
-        (``reimport``), and the uses stay.  Not for modules in ``homes``: they get one new import.
-        """
-        renamed = dict(self._renamed)
-        for statement in self._imports:
-            for alias in statement.names:
-                local = alias.asname or alias.name
-                uses = self._loads[local]
-                texts = {self._renamed.get(node, "") for node in uses}
-                token = TOKEN.fullmatch(" ".join(texts))
-                if token is None or token[1] in self.homes:
-                    continue
-                if alias.asname or token[2] == local:
-                    self.reimport(alias, *token.groups())
-                    for node in uses:
-                        renamed.pop(node, None)
-        return renamed
 
     # ---- imports
 
@@ -158,8 +129,9 @@ class Renaming:
         for alias, old in zip(statement.names, _as_it_is(statement)):
             local = alias.asname or alias.name
             if self._goes(statement, alias):
-                root = local.partition(".")[0]
-                if "." in local and self._needs(root):
+                # Without `import jax.experimental.maps` a file may still read `jax`.
+                root, dot, _ = local.partition(".")
+                if dot and not self._covered.issuperset(self._loads[root]):
                     found.append(("import ", root))
             elif alias in self._reimported:
                 module, name = self._reimported[alias]
@@ -185,7 +157,8 @@ class Renaming:
         is_dropped = bool(self.dropped) and imported.startswith(self.dropped)
         local = alias.asname or alias.name
         if "." in local:
-            return is_dropped and not self._reads(local)
+            attributes = self._attributes - self._covered
+            return is_dropped and local not in map(ast.unparse, attributes)
         if self.exported & {local, "*"} or local in self._texts:
             return False
         uses = self._loads[local]
@@ -193,37 +166,18 @@ class Renaming:
             return not uses
         return self._covered.issuperset(uses) and bool(uses or is_dropped)
 
-    def _reads(self, module: str) -> bool:
-        """Whether the file still reads a module by its whole name."""
-        for node in self.names.nodes:
-            is_kept = isinstance(node, ast.Attribute) and node not in self._covered
-            if is_kept and self.names.imported_name(node) == module:
-                return True
-        return False
-
-    def _needs(self, root: str) -> bool:
-        """Whether the file reads the first part of a module's name, and has no other import of
-        it.
-        """
-        for statement in self._imports:
-            if ("import ", root) in _as_it_is(statement):
-                return False
-        return any(node not in self._covered for node in self._loads[root])
-
     # ---- names
 
     def _taken_names(self) -> set[str]:
         """The names that mean something in the file."""
         taken = {*dir(builtins)}
-        for name, nodes in self._loads.items():
-            if not self._covered.issuperset(nodes):
-                taken.add(name)
         for node in self.names.nodes:
-            if not isinstance(node, IMPORTS):
+            if isinstance(node, ast.Name) and node not in self._covered:
+                taken.add(node.id)
+            elif not isinstance(node, (ast.Name, *IMPORTS)):
                 taken.update(bound_by(node))
         for imports in self._now.values():
-            for _, imported in imports:
-                taken.add(_local(imported).partition(".")[0])
+            taken.update(_local(imported).partition(".")[0] for _, imported in imports)
         return taken
 
     def _spelled(self, text: str) -> str:
@@ -236,43 +190,35 @@ class Renaming:
         if known:
             return known
         if name not in self._taken:
-            self._new[f"from {module} import "].add(name)
+            self._new.add((f"from {module} import ", name))
             return name
         package, dot, last = module.rpartition(".")
         if dot and last not in self._taken:
-            self._new[f"from {package or dot} import "].add(last)
+            self._new.add((f"from {package or dot} import ", last))
             return f"{last}.{name}"
-        self._new["import "].add(module)
+        self._new.add(("import ", module))
         return f"{module}.{name}"
 
     def _known(self, module: str, name: str) -> str:
         """The name that imports at the top of the file give a function; empty if they do not."""
-        root = module.partition(".")[0]
-        is_of_import = {*self.names.bound.get(root, ())} == {root}
-        reaching = {module, root}
-        if f"{module}.".startswith(NOT_IN_JAX):
-            reaching.remove(root)
-        dotted = ""
         for statement in self.tree.body:
             for head, imported in self._now.get(statement, ()):
                 if head == f"from {module} import " and imported.partition(" as ")[0] == name:
                     return _local(imported)
-                if head == "import " and is_of_import and imported in reaching:
-                    dotted = f"{module}.{name}"
-        return dotted
+                if (head, imported) == ("import ", module):
+                    return f"{module}.{name}"
+        return ""
 
-    def _last_import(self) -> ast.stmt:
-        """The last of the imports that follow the first one of JAX: before that, a program may set
-        options that JAX reads.  Modules in ``homes`` may be found by a later ``sys.path`` only.
+    def _place(self) -> ast.stmt:
+        """The statement before which new imports stand.
+
+        Modules in ``homes`` may be found by a later ``sys.path`` only.
         """
-        last = first_of_jax(self.tree)
-        follows = True
-        for statement in self.tree.body[self.tree.body.index(last) + 1 :]:
-            sets_path = bool(self.homes) and "sys.path" in ast.unparse(statement)
-            follows = sets_path or (follows and isinstance(statement, IMPORTS))
-            if follows:
-                last = statement
-        return last
+        place = first_of_jax(self.tree)
+        for statement, following in itertools.pairwise(self.tree.body):
+            if self.homes and "sys.path" in ast.unparse(statement):
+                place = following
+        return place
 
 
 def _as_it_is(statement: Any) -> list[_Import]:
@@ -289,7 +235,7 @@ def _local(imported: str) -> str:
 
 def _statements(imports: Iterable[_Import]) -> list[str]:
     """Import statements, those of one module together."""
-    by_head: dict[str, dict[str, None]] = defaultdict(dict)
+    by_head: dict[str, set[str]] = defaultdict(set)
     for head, imported in imports:
-        by_head[head][imported] = None
-    return [head + ", ".join(imported) for head, imported in by_head.items()]
+        by_head[head].add(imported)
+    return [head + ", ".join(sorted(imported)) for head, imported in sorted(by_head.items())]

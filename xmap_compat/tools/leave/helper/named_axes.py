@@ -14,6 +14,10 @@ Limits:
   collective in a rule.
 - JAX does not report it if some devices take a branch, or stay in a loop, and others do not, and a
   collective over their axis is inside: the program hangs.
+- Nothing has a derivative through a maximum or minimum over an axis, and `lax.ppermute` over the
+  elements of a device needs a whole permutation, as in JAX.
+- An exchange (all_to_all, ppermute, pshuffle, psum_scatter) over an axis that several mesh axes or
+  elements of a device share gathers the axis: give each device one element if it is large.
 - JAX does not report it if an operand lacks the axis of a collective: the collective may then
   reduce another axis on the same mesh axis.
 """
@@ -26,13 +30,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, tree
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
 
 # A resource: a device computes an axis in so many chunks.
 SerialLoop = namedtuple("SerialLoop", "length")
 
-# An axis, the mesh axes that split it, its name for `jax.vmap`, and the chunks on a device.
-Axis = namedtuple("Axis", "name across local chunks")
+# An axis, its size, the mesh axes that split it, its name for `jax.vmap`, and its SerialLoops.
+Axis = namedtuple("Axis", "name size across local loops")
 
 # The axes that calls of `mapped` have entered under another name than the user's, by that name.
 # None is ever removed: `is_bound` says which are in scope.
@@ -74,13 +78,9 @@ def mapped(
         axes = _entered(sizes, axis_resources or {})
         in_specs = tree.map(partial(_partition_spec, axes), arg_specs)
         out_specs = tree.map(partial(_partition_spec, axes), result_specs)
-
-        def on_device(*blocks):
-            body = element
-            for axis in reversed(axes):
-                body = _over(axis, body, arg_specs, result_specs, sizes[axis.name])
-            results = body(*_at_arrays(partial(_named_first, sizes), arg_specs, blocks))
-            return _at_arrays(partial(_named_back, sizes), result_specs, results)
+        on_device = element
+        for k in reversed(range(len(axes))):
+            on_device = _over(axes[k], axes[:k], on_device, arg_specs, result_specs)
 
         def inside(*args):
             blocks = _at_arrays(_own_block, in_specs, args)
@@ -91,7 +91,7 @@ def mapped(
         mesh = context_mesh()
         if not undeclared:
             _check_declared(inside, mesh, args)
-        args = _at_arrays(partial(_placed, mesh), in_specs, args)
+        args = jax.device_put(args, tree.map(partial(NamedSharding, mesh), in_specs))
         return jax.shard_map(
             on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )(*args)
@@ -101,24 +101,22 @@ def mapped(
 
 def _specs_of(axes):
     """The pytree `axes`, with a `_Spec` for each list or dictionary that names dimensions."""
-
-    def entries(x):
-        return x if isinstance(x, dict) else dict(enumerate(x))
-
-    def is_spec(x):
-        if type(x) not in (dict, list, tuple):
-            return False
-        return jax.tree_util.all_leaves(entries(x).values(), is_leaf=lambda e: e is None)
-
-    def spec_of(x):
-        spec = _Spec()
-        for k, name in entries(x).items():
-            if name not in (None, ...):
-                spec[name] = k
-        return spec
-
-    specs = tree.map(spec_of, axes, is_leaf=is_spec)
+    specs = tree.map(_spec_of, axes, is_leaf=_is_spec)
     return tuple(specs) if isinstance(specs, list) else specs
+
+
+def _is_spec(x):
+    parts = tree.structure(x, is_leaf=lambda part: part is None)
+    return parts.num_nodes == parts.num_leaves + 1
+
+
+def _spec_of(x):
+    entries = x if isinstance(x, dict) else dict(enumerate(x))
+    spec = _Spec()
+    for k, name in entries.items():
+        if name not in (None, ...):
+            spec[name] = k
+    return spec
 
 
 def _at_arrays(function, specs, *trees):
@@ -135,40 +133,37 @@ def _note_sizes(sizes, spec, x):
         sizes[name] = jnp.shape(x)[k]
 
 
-def _entered(names, resources):
+def _entered(sizes, resources):
     """The axes of a call."""
-    mesh_axes = [*get_abstract_mesh().manual_axes]
+    placed = [*get_abstract_mesh().manual_axes]
     for entries in resources.values():
-        mesh_axes += _tuple(entries)
+        placed += _tuple(entries)
     axes = []
-    for name in names:
+    for name, size in sizes.items():
         entries = _tuple(resources.get(name, ()))
-        across = tuple(entry for entry in entries if not hasattr(entry, "length"))
-        chunks = math.prod(entry.length for entry in entries if entry not in across)
+        loops = [entry for entry in entries if hasattr(entry, "length")]
+        across = tuple(entry for entry in entries if entry not in loops)
         _check_free(name, across)
         local = name
-        if across or chunks > 1 or name in mesh_axes:
-            local = f"{name} over {across}" + " in chunks" * (chunks > 1)
-            ENTERED[local] = Axis(name, across, local, chunks)
-        axes.append(Axis(name, across, local, chunks))
+        if entries or name in placed:
+            local = f"{name} over {entries}"
+        axis = Axis(name, size, across, local, loops)
+        if local != name:
+            ENTERED[local] = axis
+        axes.append(axis)
     return axes
 
 
 def _check_free(name, across):
     """Refuse names that are bound around already: collectives could not tell which one is meant."""
-    bound = _bound_locals(name)
-    bound += filter(_is_vmapped, (name, *across))
+    bound = [*_entered_as(name), *filter(_is_vmapped, (name, *across))]
     if bound:
         raise ValueError(f"the axis {name!r} is mapped where {bound[0]!r} is bound: rename one")
 
 
-def _bound_locals(name):
+def _entered_as(name):
     """The names for `jax.vmap` under which a `mapped` around has entered an axis."""
-    found = []
-    for local, axis in ENTERED.items():
-        if axis.name == name and is_bound(local):
-            found.append(local)
-    return found
+    return [local for local, axis in ENTERED.items() if axis.name == name and is_bound(local)]
 
 
 def _tuple(x):
@@ -187,9 +182,8 @@ def is_bound(name):
 def _is_manual(axes):
     """Whether these are mesh axes of a `jax.shard_map` around, which no `jax.vmap` binds again."""
     mesh = get_abstract_mesh()
-    if not set(axes) <= set(mesh.manual_axes):
-        return False
-    return all(lax.axis_size(name) == mesh.shape[name] for name in axes)
+    manual = mesh.manual_axes
+    return all(name in manual and lax.axis_size(name) == mesh.shape[name] for name in axes)
 
 
 def _is_vmapped(name):
@@ -199,10 +193,8 @@ def _is_vmapped(name):
 def context_mesh():
     """The mesh of `jax.set_mesh(mesh)`, or of `with mesh:`, which JAX does not show."""
     mesh = get_abstract_mesh()
-    return mesh if mesh.axis_names else _concrete_mesh()
-
-
-def _concrete_mesh():
+    if mesh.axis_names:
+        return mesh
     with jax.ensure_compile_time_eval():
         return lax.with_sharding_constraint(jnp.zeros(()), PartitionSpec()).sharding.mesh
 
@@ -210,41 +202,33 @@ def _concrete_mesh():
 def _partition_spec(axes, spec):
     across = {}
     for axis in axes:
-        if axis.across and axis.name in spec:
+        if axis.name in spec:
             across[spec[axis.name]] = axis.across
     length = 1 + np.max([-1, *across])
     return PartitionSpec(*map(across.get, range(length)))
 
 
-def _placed(mesh, spec, x):
-    return jax.device_put(x, NamedSharding(mesh, spec))
-
-
 def _own_block(spec, x):
     """The block of this device, of an array that all devices have."""
     for k, axes in enumerate(spec):
-        for name in _tuple(axes or ()):
-            x = _own_part(x, name, k)
+        axes = axes or ()
+        size = x.shape[k] // lax.axis_size(axes)
+        x = lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * size, size, k)
     return x
-
-
-def _own_part(x, name, k):
-    size = x.shape[k] // lax.axis_size(name)
-    start = lax.axis_index(name) * size
-    return lax.dynamic_slice_in_dim(x, start, size, k)
 
 
 def _whole(spec, x):
     """An array of which each device has a block, on all devices."""
     for k, axes in enumerate(spec):
-        x = _gather(x, _tuple(axes or ()), k)
+        x = _gather(x, axes or (), axis=k, tiled=True)
     return x
 
 
-def _gather(x, axes, k, **options):
-    """The parts of an array that the elements along axes have, one after the other."""
-    for name in reversed(axes):
-        x = lax.all_gather(x, name, axis=k, tiled=True, **options)
+def _gather(x, axes, *, axis=0, tiled=False, **options):
+    """lax.all_gather over several axes, of a mesh and of `jax.vmap`."""
+    for name in reversed(_tuple(axes)):
+        x = lax.all_gather(x, name, axis=axis, tiled=tiled, **options)
+        tiled = True
     return x
 
 
@@ -253,10 +237,9 @@ def _check_declared(inside, mesh, args):
     names = mesh.axis_names
     for name in names:
         inside = jax.vmap(inside, None, None, axis_name=name, axis_size=mesh.shape[name])
-    manual = (AxisType.Manual,) * len(names)
-    manual_mesh = AbstractMesh(mesh.axis_sizes, names, axis_types=manual)
+    manual = mesh.abstract_mesh.update_axis_types(dict.fromkeys(names, AxisType.Manual))
     try:
-        with jax.sharding.use_abstract_mesh(manual_mesh):
+        with jax.sharding.use_abstract_mesh(manual):
             jax.eval_shape(inside, *args)
     except Exception as error:
         # Other errors are about what jax.vmap cannot do; jax.shard_map may be able to.
@@ -266,51 +249,47 @@ def _check_declared(inside, mesh, args):
             ) from error
 
 
-def _named_first(names, spec, x):
-    """The array with the named dimensions first, in the order of the names."""
-    named = _dimensions(names, spec)
-    return jnp.moveaxis(x, named, range(len(named)))
-
-
-def _named_back(names, spec, x):
-    named = _dimensions(names, spec)
-    return jnp.moveaxis(x, range(len(named)), named)
-
-
-def _dimensions(names, spec):
-    return [spec[name] for name in names if name in spec]
-
-
-def _over(axis, fun, arg_specs, result_specs, size):
-    """`fun` over the elements that a device has along an axis: the first dimension of arrays."""
-    held = size // lax.axis_size(axis.across)
-    length = held // axis.chunks
-
-    def first(spec):
-        return 0 if axis.name in spec else None
-
-    def vmapped(in_axes, count):
-        out_axes = tree.map(first, result_specs)
-        return jax.vmap(fun, in_axes, out_axes, axis_name=axis.local, axis_size=count)
+def _over(axis, outer, fun, arg_specs, result_specs):
+    """`fun` over the elements that a device has along an axis; it has one along the outer axes."""
+    dimension = partial(_dimension, axis.name, outer)
+    out_axes = tree.map(dimension, result_specs)
+    vmapped = partial(jax.vmap, fun, out_axes=out_axes, axis_name=axis.local)
 
     def element(k, *args):
         def own(spec, x):
-            return x[k] if axis.name in spec else x
+            if axis.name not in spec:
+                return x
+            return lax.dynamic_index_in_dim(x, k, dimension(spec), keepdims=False)
 
-        return vmapped(None, 1)(*_at_arrays(own, arg_specs, args))
+        return vmapped(in_axes=None, axis_size=1)(*_at_arrays(own, arg_specs, args))
 
-    def in_chunks(*args):
-        def joined(spec, x):
-            return x[:, 0] if axis.name in spec else x[0]
+    def joined(spec, x):
+        if axis.name not in spec:
+            return x[0]
+        k = dimension(spec)
+        return jnp.moveaxis(x.squeeze(k + 1), 0, k)
 
-        results = lax.map(lambda k: element(k, *args), jnp.arange(held), batch_size=length)
-        return _at_arrays(joined, result_specs, results)
+    def over(*args):
+        held = axis.size // lax.axis_size(axis.across)
+        if axis.loops:
+            chunk = held // math.prod(loop.length for loop in axis.loops)
+            results = lax.map(lambda k: element(k, *args), jnp.arange(held), batch_size=chunk)
+            return _at_arrays(joined, result_specs, results)
+        if axis.across and held == 1:
+            return element(0, *args)
+        return vmapped(in_axes=tree.map(dimension, arg_specs), axis_size=held)(*args)
 
-    if axis.chunks > 1:
-        return in_chunks
-    if axis.across and held == 1:
-        return partial(element, 0)
-    return vmapped(tree.map(first, arg_specs), held)
+    return over
+
+
+def _dimension(name, outer, spec):
+    """The dimension of an axis, of an array without those of the outer axes; or None."""
+    if name not in spec:
+        return None
+    dimension = spec[name]
+    for axis in outer:
+        dimension -= spec.get(axis.name, dimension) < spec[name]
+    return dimension
 
 
 def axes_of(names):
@@ -323,13 +302,13 @@ def axes_of(names):
         for name in names:
             parts += _tuple(axes_of(name))
         return tuple(parts)
-    bound = _bound_locals(names)
+    entered = _entered_as(names)
     # The innermost binder wins, as in JAX: perhaps a `jax.vmap` in the body.
-    if not bound or _is_vmapped(names):
+    if not entered or _is_vmapped(names):
         _check_not_late(names)
         return names
-    axis = ENTERED[bound[0]]
-    if axis.chunks > 1:
+    axis = ENTERED[entered[0]]
+    if axis.loops:
         raise ValueError(f"a collective over {names!r}, which a SerialLoop computes in chunks")
     if not _is_manual(axis.across):
         raise ValueError(f"{names!r} lies on {axis.across}, which a jax.vmap binds here: rename it")
@@ -350,6 +329,9 @@ def _check_not_late(name):
                 "inside of the mapped function, or the collective out of the rule: JAX traces "
                 "the rule later.  In another jax.shard_map, rename the axis"
             )
+
+
+# ---- functions over named axes
 
 
 def psum(x, axis_name, **options):
@@ -380,24 +362,16 @@ def var(a, axis=None, **options):
     return jnp.var(a, axes_of(axis), **options)
 
 
-def std(a, axis=None, **options):
-    return jnp.std(a, axes_of(axis), **options)
-
-
 def one_hot(x, num_classes, *, axis=-1, **options):
     return jax.nn.one_hot(x, num_classes, axis=axes_of(axis), **options)
 
 
 def max(a, axis=None, *, keepdims=False, extremum=jnp.max):
     axes = axes_of(axis)
-    top = extremum(lax.stop_gradient(a), axes, keepdims=True)
-    # lax.pmax has no derivative: here, ties share it equally.  And XLA may lose NaN over devices.
-    ties = (a == top) | (a != a)
-    finite = jnp.where(ties & ~jnp.isinf(a), a, 0) * 1.0
-    changes = finite - lax.stop_gradient(finite)
-    change = jnp.sum(changes, axes, keepdims=keepdims)
-    change /= jnp.sum(ties, axes, keepdims=keepdims)
-    return top.reshape(change.shape) + change.astype(top.dtype)
+    top = extremum(a, axes, keepdims=keepdims)
+    # XLA may lose NaN over devices.
+    lost = jnp.sum(jnp.where(a != a, a, 0), axes, keepdims=keepdims)
+    return top + lost.astype(top.dtype)
 
 
 def min(a, axis=None, *, keepdims=False):
@@ -405,19 +379,16 @@ def min(a, axis=None, *, keepdims=False):
 
 
 def pmax(x, axis_name):
-    axes = _tuple(axis_name)
-    return tree.map(lambda leaf: max(leaf, axes), x)
+    return tree.map(lambda leaf: max(leaf, [axis_name]), x)
 
 
 def pmin(x, axis_name):
-    axes = _tuple(axis_name)
-    return tree.map(lambda leaf: min(leaf, axes), x)
+    return tree.map(lambda leaf: min(leaf, [axis_name]), x)
 
 
 def _top(x, axis):
     """The largest element, which exponentials are relative to."""
-    axes = axes_of(axis)
-    top = jnp.max(lax.stop_gradient(x), axes, keepdims=True)
+    top = jnp.max(lax.stop_gradient(x), axes_of(axis), keepdims=True)
     return jnp.where(jnp.isfinite(top), top, 0)
 
 
@@ -437,138 +408,51 @@ def log_softmax(x, axis=-1):
     return x - logsumexp(x, axis, keepdims=True)
 
 
-def _of_trees(collective):
-    """A collective of arrays as one of pytrees.  The parts of axes come one after the other."""
-
-    @wraps(collective)
-    def call(x, axis_name, *args, **options):
-        axes = axes_of(_tuple(axis_name))
-        return tree.map(lambda leaf: collective(leaf, axes, *args, **options), x)
-
-    return call
+def all_gather(x, axis_name, **options):
+    return _gather(x, axes_of(axis_name), **options)
 
 
-@_of_trees
-def all_gather(x, axes, *, axis=0, tiled=False, **options):
-    if not tiled:
-        x = jnp.expand_dims(x, axis)
-    return _gather(x, axes, axis, **options)
+def _exchanged(collective, x, axis_name, **options):
+    """JAX exchanges elements along axes of a mesh in their order, or of one `jax.vmap`.  Along
+    others, each device gathers all elements, and computes the results of all.
+    """
+    axes = _tuple(axes_of(axis_name))
+    in_order = [name for name in get_abstract_mesh().manual_axes if name in axes]
+    if len(axes) == 1 or in_order == [*axes]:
+        return collective(x, axes, **options)
+    name = "the whole axis"
+    along_whole = jax.vmap(partial(collective, axis_name=name, **options), axis_name=name)
+    results = along_whole(_gather(x, axes))
+    return tree.map(lambda result: result[lax.axis_index(axes)], results)
 
 
-@_of_trees
-def psum_scatter(x, axes, *, scatter_dimension=0, tiled=False, **options):
-    k = scatter_dimension
-    _, local = _split(axes)
-    x = lax.psum(x, local)
-    for name in axes:
-        if name in local:
-            x = _own_part(x, name, k)
-        else:
-            x = lax.psum_scatter(x, name, scatter_dimension=k, tiled=True, **options)
-    if tiled:
-        return x
-    return jnp.squeeze(x, k)
+def psum_scatter(x, axis_name, **options):
+    return _exchanged(lax.psum_scatter, x, axis_name, **options)
 
 
-@_of_trees
-def all_to_all(x, axes, split_axis, concat_axis, *, tiled=False):
-    sizes = map(lax.axis_size, axes)
-    x = jnp.moveaxis(x, split_axis, 0)
-    rest = x.shape[1:]
-    x = x.reshape(*sizes, -1, *rest)
-    for k, name in enumerate(axes):
-        x = lax.all_to_all(x, name, k, k)
-    parts = x.reshape(lax.axis_size(axes), -1, *rest)
-    if not tiled:
-        return jnp.moveaxis(parts.squeeze(1), 0, concat_axis)
-    parts = jnp.moveaxis(parts, 1, split_axis + 1)
-    return jnp.concatenate(parts, concat_axis)
-
-
-def pswapaxes(x, axis_name, axis):
-    return all_to_all(x, axis_name, axis, axis)
-
-
-def _split(axes):
-    """Those that are mesh axes, in the order of the mesh, and those of `jax.vmap`."""
-    mesh_axes = get_abstract_mesh().axis_names
-    local = tuple(name for name in axes if not _is_manual([name]))
-    across = set(axes).difference(local)
-    return tuple(filter(across.__contains__, mesh_axes)), local
-
-
-def _elements(x, local):
-    """The array with a first dimension for the elements on a device: no data moves."""
-    return _gather(jnp.expand_dims(x, 0), local, 0)
+def all_to_all(x, axis_name, split_axis, concat_axis, **options):
+    return _exchanged(
+        lax.all_to_all, x, axis_name, split_axis=split_axis, concat_axis=concat_axis, **options
+    )
 
 
 def ppermute(x, axis_name, perm):
-    """lax.ppermute: for each distance between devices, it sends the elements that go so far."""
-    axes = axes_of(_tuple(axis_name))
-    across, local = _split(axes)
-    source, target = np.array(perm, int).reshape(-1, 2).T
-    device = _indices(axes, across)
-    if not local:
-        return lax.ppermute(x, across, [*zip(device[source], device[target])])
-    slot = _indices(axes, local)
-    devices = lax.axis_size(across)
-    distances = (device[target] - device[source]) % devices
-
-    def moved(x):
-        block = _elements(x, local)
-        result = jnp.zeros_like(x)
-        for distance in np.unique(distances):
-            far = distances == distance
-            slots = slot[source[far]]
-            sent = np.unique(slots)
-            came = block[sent]
-            if distance:
-                ring = [(k, (k + distance) % devices) for k in range(devices)]
-                came = lax.ppermute(came, across, ring)
-            rows = np.full(slot.size, -1)
-            rows[target[far]] = np.searchsorted(sent, slots)
-            row = jnp.array(rows)[lax.axis_index(axes)]
-            result = jnp.where(row < 0, result, came[row])
-        return result
-
-    return tree.map(moved, x)
-
-
-def _indices(axes, part):
-    """For each element along axes, its index along part of them."""
-    sizes = [*map(lax.axis_size, axes)]
-    elements = np.indices(sizes).reshape(len(axes), -1)
-    indices = np.zeros_like(elements[0])
-    for name in part:
-        indices = indices * lax.axis_size(name) + elements[axes.index(name)]
-    return indices
+    return _exchanged(lax.ppermute, x, axis_name, perm=perm)
 
 
 def pshuffle(x, axis_name, perm):
-    return ppermute(x, axis_name, [*zip(perm, range(len(perm)))])
+    return _exchanged(lax.pshuffle, x, axis_name, perm=perm)
 
 
-def pdot(
-    x,
-    y,
-    axis_name,
-    pos_contract=((), ()),
-    pos_batch=((), ()),
-    precision=None,
-    preferred_element_type=None,
-):
-    """lax.dot_general that contracts named axes too: one dot, and one sum over the mesh."""
-    across, local = _split(axes_of(_tuple(axis_name)))
-    dtype = jnp.result_type(x, y)
-    operands = []
-    contract = []
-    batch = []
-    for k, operand in enumerate((x, y)):
-        operands.append(_elements(jnp.asarray(operand, dtype), local))
-        rank = jnp.ndim(operand)
-        contract.append([0])
-        for dimension in pos_contract[k]:
-            contract[k].append(dimension % rank + 1)
-        batch.append([dimension % rank + 1 for dimension in pos_batch[k]])
-    product = lax.dot_general(*operands, (contract, batch), precision, preferred_element_type)
-    return lax.psum(product, across)
+def pdot(x, y, axis_name, pos_contract=((), ()), **options):
+    """jnp.tensordot that contracts named axes too."""
+    axes = _tuple(axes_of(axis_name))
+    local = [*filter(_is_vmapped, axes)]
+    across = [name for name in axes if name not in local]
+
+    def elements(operand):
+        """With a last dimension for those on this device: no data moves."""
+        return _gather(jnp.expand_dims(operand, -1), local, axis=-1, tiled=True)
+
+    dimensions = [(*contracted, -1) for contracted in pos_contract]
+    return lax.psum(jnp.tensordot(elements(x), elements(y), dimensions, **options), across)
