@@ -274,8 +274,8 @@ no such resource: X, ROWS, {"i": "z"} => The missing resources are: {'z'}
 repeated resource: X, ROWS, {"i": ("x", "x")} => must be a tuple of distinct resources
 size and resources: X[:6], ROWS, {"i": ("x", "y")} => axis i (6) is not divisible
 size and loop: X, ROWS, {"i": ("x", SerialLoop(3))} => axis i (8) is not divisible
-rank: X[0], ["i", "k"], {"i": "x"} => local has shape (4,), but ['i', 'k'] asserts rank 2
-not a prefix: (X, X), (ROWS,) => local has the structure PyTreeDef((*, *)), but in_axes has PyTreeDef((*,)) for it. Give
+rank: X[0], ["i", "k"], {"i": "x"} => local has shape (4,), but ['i', 'k'] names exactly 2 dimensions
+not a prefix: (X, X), (ROWS,) => local is a tuple of length 2, but in_axes has a tuple of length 1 for it. Give
 two arrays: (X, X[:4]), ROWS, {"i": "x"} => The size of axis i was previously inferred to be 8
 another size given: X, ROWS, {"i": "x"}, axis_sizes={"i": 16} => global_shape
 """

@@ -84,6 +84,7 @@ def xmap(
     axis_resources: Resources = None,
     donate_argnums: Positions = (),
     backend: str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Vectorize a function over named axes of its arguments, or distribute it over a mesh, or both.
 
@@ -143,6 +144,8 @@ def xmap(
 
     Source: ``jax.experimental.maps.xmap`` (until jax 0.4.30).
     """
+    if unknown:
+        raise errors.unknown_keywords(unknown)
     specs = {"in_axes": in_axes, "out_axes": out_axes}
     missing = [name for name, spec in specs.items() if spec is NOT_GIVEN]
     if missing and fun is not NOT_GIVEN and not callable(fun):
@@ -162,10 +165,11 @@ def _shown_signature(function: Callable[..., Any]) -> inspect.Signature:
     """What ``help`` shows: the parameters as users give them."""
     shown = []
     for parameter in inspect.signature(function).parameters.values():
-        default = parameter.default
-        if default is NOT_GIVEN:
-            default = parameter.empty
-        shown.append(parameter.replace(default=default, annotation=parameter.empty))
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            default = parameter.default
+            if default is NOT_GIVEN:
+                default = parameter.empty
+            shown.append(parameter.replace(default=default, annotation=parameter.empty))
     return inspect.Signature(shown)
 
 
@@ -192,8 +196,7 @@ def make(
     """
     if not callable(fun):
         raise _not_callable(fun)
-    if backend is not None:
-        jax.devices(backend)  # JAX refuses what it does not have
+    _check_backend(backend)
     declared = declare(fun, in_axes, out_axes, axis_sizes, axis_resources, backend, undeclared)
     made: Any = Xmapped(declared, _positions(donate_argnums))
     for watcher in watch.watchers():
@@ -223,6 +226,21 @@ def _positions(donate_argnums):
         raise core_errors.should_be(
             "donate_argnums", "the position of an argument, or a tuple of positions", donate_argnums
         ) from None
+
+
+def _check_backend(backend: str | None) -> None:
+    """Raise a clear error for a backend that this JAX does not have."""
+    if backend is None:
+        return
+    if not isinstance(backend, str):
+        raise core_errors.should_be(
+            "backend", "None or the name of a platform, such as 'cpu'", backend
+        )
+    try:
+        jax.devices(backend)
+    except RuntimeError:
+        platforms = {device.platform for device in jax.devices()} | {"cpu"}
+        raise errors.unknown_backend(backend, sorted(platforms)) from None
 
 
 def declare(

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from xmap_compat.core.errors import LEGACY, as_set, axes_text, quoted
+from xmap_compat.core.errors import LEGACY, as_set, axes_text, did_you_mean, quoted
 
 
 def name_of(fun: Callable[..., Any]) -> str:
@@ -42,11 +42,23 @@ def keyword_arguments(names: Iterable[str]) -> TypeError:
     )
 
 
+def unknown_keywords(names: Iterable[str]) -> TypeError:
+    known = ["in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"]
+    if "mesh" in names:
+        advice = ". Enter the mesh around the call: `with mesh:`"
+    elif "static_arg" in "".join(names):
+        advice = ". Bind static values with functools.partial before xmap"
+    else:
+        advice = did_you_mean(names, known) or f". It takes {', '.join(known)}"
+    return TypeError(f"xmap() got an unexpected keyword argument: {quoted(names)}{advice}")
+
+
 def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashable]) -> ValueError:
+    advice = (
+        did_you_mean(names, known) or ". Give an axis that no argument has its size in axis_sizes"
+    )
     return ValueError(
-        f"out_axes name {quoted(names)}, but the axes of in_axes and axis_sizes are "
-        f"{quoted(known) or 'none'}. Name one of these, or give an axis that no argument has its "
-        "size in axis_sizes"
+        f"out_axes name {quoted(names)}, which neither in_axes nor axis_sizes do{advice}"
         f"{LEGACY}All axis names appearing in out_axes must also appear in in_axes or axis_sizes, "
         f"but the following are missing: {as_set(names)}"
     )
@@ -64,6 +76,12 @@ def no_devices(caller: str, mesh: Any) -> ValueError:
         f"{caller} is to run on the mesh ({axes_text(mesh.shape)}), which is abstract: it has no "
         "devices. Run it inside `with Mesh(devices, names):`. Without devices you can plan, "
         "search, trace, eval_shape and lower"
+    )
+
+
+def unknown_backend(backend: str, known: Iterable[str]) -> RuntimeError:
+    return RuntimeError(
+        f"xmap backend {backend!r} is not available. Use {' or '.join(known)}, or leave it out"
     )
 
 

@@ -8,7 +8,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import jax
@@ -22,7 +22,7 @@ from xmap_compat.core.mesh import SerialLoop, check_mesh, devices_of, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.same_calls import ComparedCalls
-from xmap_compat.core.specs import argument_path
+from xmap_compat.core.specs import AxisName, argument_path
 from xmap_compat.errors import described, keyword_arguments, no_devices
 
 if TYPE_CHECKING:
@@ -90,7 +90,15 @@ class SharedCall:
         for watcher in watch.watchers():
             watcher.traced(declared, placed, args)
         self.compared.traced(declared, placed, args)
-        return execute.run(placed, arguments.leaves)
+        try:
+            return execute.run(placed, arguments.leaves)
+        # Under jax_debug_nans, jit calls this function to find where NaNs come from.
+        except FloatingPointError as error:
+            # JAX's message names a primitive or nothing.
+            kind = "inf" if "(inf)" in str(error) else "nan"
+            where = f"xmap({declared.name})"
+            error.args = (f"invalid value ({kind}) encountered in {where}: {error}",)
+            raise
 
 
 # For each Python function what its xmapped functions share, by what distinguishes them.
@@ -214,7 +222,7 @@ class Xmapped(Generic[P, R]):
         if declared.sizes:
             shown.append(f"axis_sizes={show(declared.sizes)}")
         if declared.resources:
-            shown.append(f"axis_resources={show(declared.resources)}")
+            shown.append(f"axis_resources={show(_shown_resources(declared))}")
         return f"<xmap({', '.join(shown)})>"
 
     @_jax.api_boundary
@@ -273,6 +281,16 @@ def _has_tracers(values: Any) -> bool:
     return any(isinstance(value, jax.core.Tracer) for value in jax.tree.leaves(values))
 
 
+def _shown_resources(declared: Declaration) -> dict[AxisName, Any]:
+    """The resources as users write them: one entry is in no tuple."""
+    shown: dict[AxisName, Any] = {}
+    for name, entries in declared.resources.items():
+        shown[name] = entries
+        if len(entries) == 1:
+            shown[name] = entries[0]
+    return shown
+
+
 def declaration_of(xmapped: Any) -> Declaration | None:
     """The arguments that the user gave to xmap to make a function; None for any other object."""
     if isinstance(xmapped, Xmapped):
@@ -292,8 +310,7 @@ def _recover_call(
     """
     if isinstance(error, TypeError) and kwargs:
         raise keyword_arguments(kwargs) from None
-    if isinstance(error, TypeError):
-        _check_values(args)
+    _check_values(args, error, shared.donated)
     if not shared.uses_mesh or not isinstance(error, ValueError):
         return None
     if _jax.user_frames_of(error)[0]:
@@ -304,14 +321,19 @@ def _recover_call(
         except Exception:
             return None  # the call itself is wrong
         raise no_devices(f"The xmapped function {declared.name}", mesh) from None
-    return _moved_to_mesh(declared, args)
+    return _moved_to_mesh(declared, args, error)
 
 
-def _check_values(args: tuple[Any, ...]) -> None:
-    """Raise for arguments that are no arrays: jit would advise static_argnums."""
+def _check_values(args: tuple[Any, ...], error: Any = None, donated: tuple[int, ...] = ()) -> None:
+    """Raise for arguments that are no arrays, or are deleted, because jit's messages do not say
+    which.
+    """
     for path, value in jax.tree_util.tree_leaves_with_path(args):
-        if not is_array(value):
+        if isinstance(error, (TypeError, type(None))) and not is_array(value):
             raise _no_array_argument(argument_path(path, "args"), value) from None
+        is_array_itself = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+        if isinstance(error, RuntimeError) and is_array_itself and value.is_deleted():
+            raise _donated_argument(argument_path(path, "args"), donated) from None
 
 
 def _no_array_argument(path: str, value: Any) -> TypeError:
@@ -321,10 +343,20 @@ def _no_array_argument(path: str, value: Any) -> TypeError:
     )
 
 
-def _moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _donated_argument(path: str, donated: Sequence[int]) -> RuntimeError:
+    return RuntimeError(
+        f"{path} was donated by an earlier call (donate_argnums={tuple(donated)}), which has "
+        "deleted it. Pass the result of that call, or leave donate_argnums out"
+    )
+
+
+def _moved_to_mesh(
+    declared: Declaration, args: tuple[Any, ...], error: Exception
+) -> tuple[Any, ...] | None:
     """The arguments of a call at top level, with those on one device moved to the mesh in scope.
 
-    None if there are no such arguments, or if others are committed to other devices.
+    None if there are no such arguments, or if others are committed to other devices; the error then
+    says so.
     """
     scope = current_scope()
     devices = set(devices_of(scope.mesh))
@@ -332,8 +364,14 @@ def _moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, .
         return None
     arguments = bind_arguments(declared, args)
     homes = [_home(x) for x in arguments.leaves]
-    lie_elsewhere = any(len(home) > 1 and home != devices for home in homes)
-    if lie_elsewhere or not any(len(home) == 1 for home in homes):
+    if any(len(home) > 1 and home != devices for home in homes):
+        error.add_note(
+            "xmap moves an array that is committed to one device to the mesh only in a direct "
+            "call. Otherwise move it: jax.device_put(x, jax.sharding.NamedSharding(mesh, "
+            "jax.sharding.PartitionSpec()))"
+        )
+        return None
+    if not any(len(home) == 1 for home in homes):
         return None
     placements = calls.checked_placements(declared, arguments)
     moved = []

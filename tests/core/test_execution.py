@@ -472,7 +472,7 @@ def test_repr_shows_the_function_its_axes_and_resources():
     shown = "in_axes=(['i', ...], {0: 'j'}), out_axes=[...], axis_sizes={'k': 2}"
     assert (
         repr(f)
-        == f"<xmap(double, {shown}, axis_resources={{'i': ('x', SerialLoop(length=2)), 'j': ('y',)}})>"
+        == f"<xmap(double, {shown}, axis_resources={{'i': ('x', SerialLoop(length=2)), 'j': 'y'}})>"
     )
     g = xmap(functools.partial(affine, 2.0), ["i"], ["i"])
     assert repr(g) == "<xmap(affine, in_axes=['i'], out_axes=['i'])>"

@@ -217,6 +217,14 @@ def test_misuse(example):
         assert error.__suppress_context__ or not error.__context__
 
 
+def test_calls_are_read_one_by_one():
+    example = Example(
+        "# two\n>>> @jit\n... def f():\n...     pass\n>>> f(\n...     1\n... )\n>>> g(2)"
+    )
+    read = [source for _, source in statements(example.code)]
+    assert read == ["@jit\ndef f():\n    pass", "f(\n    1\n)", "g(2)"]
+
+
 MESSAGES = {example.title: example.message for example in EXAMPLES if not example.of_jax}
 # What to do: a sentence that begins with a verb, the form that was required, an example, or a caret below the mistake.
 CURE = re.compile(
@@ -239,6 +247,22 @@ def test_every_message_says_what_to_do():
 
 
 # ------------------------------------------------------------------------- what JAX says too
+
+
+@pytest.mark.parametrize("repeat", [lambda f: f, jax.jit], ids=["a call", "jit"])
+def test_a_donated_array_that_is_used_again(repeat):
+    fun = xmap(identity, I, I, donate_argnums=0)
+    array = jnp.ones((8, 3))
+    fun(array)
+    error = RuntimeError
+    words = re.escape("args[0] was donated by an earlier call (donate_argnums=(0,))")
+    if jax.__version_info__ < (0, 11):
+        # JAX refuses it within its compiled call, in its own words.
+        error = ValueError
+        words = "deleted or donated"
+    with pytest.raises(error, match=words):
+        fun(array)
+    np.testing.assert_array_equal(repeat(fun)(jnp.ones((8, 3))), ones((8, 3)))
 
 
 def returning(result):
@@ -270,6 +294,23 @@ def test_what_jax_copies_of_a_function_does_not_stage_it_in_the_place_of_its_gra
     assert not {"lower", "trace", "eval_shape"} & set(dir(gradient))
 
 
+@pytest.mark.parametrize("resources", [{}, {0: "x"}], ids=["vectorized", "split"])
+def test_collectives_read_integers_of_numpy_as_names_as_jax_does(resources):
+    def body(v):
+        return v * lax.psum(v, np.int64(0)) + lax.axis_index(np.int64(0))
+
+    v = np.arange(8.0)
+    with grid():
+        found = xmap(body, [0], [0], axis_resources=resources)(v)
+    np.testing.assert_allclose(found, v * v.sum() + np.arange(8))
+
+
+def test_collectives_read_truth_values_as_positions_as_jax_does():
+    v = np.arange(6.0).reshape(2, 3)
+    found = xmap(lambda v: lax.psum(v, ("i", False)), ["i", ...], {})(v)
+    np.testing.assert_allclose(found, v.sum())
+
+
 # ------------------------------------------------------------------ notes, and places of rules
 
 
@@ -283,6 +324,22 @@ def test_a_condition_in_a_rule_is_said_to_be_in_the_rule(rule):
     assert "callables.py" not in str(error)
     (note,) = notes_of(error)
     assert "a condition has no truth value here" in note
+
+
+INTEGER_NAMES = (
+    "lax.psum(v, 5)|lax.pmin(v, 5)|lax.pmean(v, (5,))|lax.all_gather(v, 5)|lax.axis_size(5)"
+)
+INTEGER_NAMES += "|lax.ppermute(v, 5, [(0, 1)])|lax.axis_index(5)"
+
+
+@pytest.mark.parametrize("collective", INTEGER_NAMES.split("|"))
+def test_a_collective_over_an_axis_that_is_named_by_an_integer(collective):
+    error = raised_by(lambda: xmap(lambda v: eval(collective), [5], [5, ...])(ones(8)))
+    words = [str(error), *notes_of(error)][-1]
+    assert words.endswith(
+        "Collectives read 5 as a position (dimension), and do not support axes that are named by "
+        "integers. Name the axis by a string"
+    )
 
 
 MORE_ARGUMENTS = {"quantile": [0.5], "roll": [1], "take": [np.zeros(1, int)]}
@@ -319,17 +376,56 @@ def test_a_source_that_cannot_be_read_does_not_hide_the_note():
     assert note.startswith(" ".join(shapes))
 
 
-@pytest.mark.parametrize("resources", [{"bacth": "x"}, {"zz": ()}], ids=str)
+ADVICE = {
+    "bacth": "Did you mean `batch`?",
+    "x": "Did you mean the other way round, {'batch': 'x'}?",
+    "zz": "Name one of these, or leave the entry out",
+}
+
+
+@pytest.mark.parametrize(
+    "resources", [{"bacth": "x"}, {"x": "batch"}, {"zz": "x"}, {"zz": ()}], ids=str
+)
 def test_resources_of_an_axis_that_is_not_there(resources):
     """An error; only programs that run unmodified, as older releases took them, are warned."""
+    (name,) = resources
     error = raised_by(lambda: xmap(identity, BATCH, BATCH, axis_resources=resources))
-    advice = "are `batch`. Name one of these, or leave the entry out"
-    assert f"{advice}{LEGACY}All axes that" in str(error)
+    assert f"are `batch`. {ADVICE[name]}{LEGACY}All axes that" in str(error)
     with pytest.warns(UserWarning) as caught:
         fun = maps.xmap(identity, BATCH, BATCH, axis_resources=resources)
     (warning,) = caught
     assert (str(warning.message), warning.filename) == (f"Ignored: {error}", __file__)
     np.testing.assert_array_equal(fun(np.arange(3.0)), np.arange(3.0))
+
+
+# -------------------------------------------------------------------------------- numbers that are none
+
+
+def logarithm(v):
+    return jnp.log(v)
+
+
+USES = {
+    "a call": lambda f: f,
+    "jit": lambda f: jax.jit(lambda v: 2 * f(v)),
+    "grad": lambda f: jax.grad(lambda v: f(v).sum()),
+    "vmap": lambda f: jax.vmap(f, in_axes=1),
+}
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=["vectorized", "split"])
+@pytest.mark.parametrize("use", USES)
+def test_a_number_that_is_none_is_found_in_the_xmapped_function(use, resources):
+    f = USES[use](xmap(logarithm, I, I, axis_resources=resources))
+    with grid():
+        with jax.debug_nans(True):
+            f(ones((8, 3)))
+            nan = raised_by(lambda: f(-ones((8, 3))))
+        with jax.debug_infs(True):
+            infinite = raised_by(lambda: f(0 * ones((8, 3))))
+    assert type(nan) is type(infinite) is FloatingPointError
+    assert re.match(r"[iI]nvalid value \(nan\) encountered in xmap\(logarithm\): ", str(nan))
+    assert "(inf) encountered in xmap(logarithm)" in str(infinite)
 
 
 # ------------------------------------------------------------------------------- where errors end

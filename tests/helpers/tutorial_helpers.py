@@ -8,6 +8,7 @@ compares with one expected value, computed elsewhere.
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,8 +45,9 @@ class Assignment:
     def scope(self):
         with contextlib.ExitStack() as stack:
             if self.shape is not None:
-                names = tuple("xyz"[: len(self.shape)])
-                stack.enter_context(Mesh(grid(self.shape, self.reverse), names))
+                stack.enter_context(
+                    Mesh(grid(self.shape, self.reverse), tuple("xyz")[: len(self.shape)])
+                )
             for name, length in self.loops:
                 stack.enter_context(serial_loop(name, length))
             yield
@@ -53,26 +55,34 @@ class Assignment:
     @property
     def devices(self):
         """How many devices take part: all of the mesh if an axis is placed on it, else one."""
-        entries = []
-        for entry in self.resources.values():
-            entries += entry if isinstance(entry, tuple) else [entry]
-        is_on_mesh = not {"x", "y", "z"}.isdisjoint(map(str, entries))
-        return math.prod(self.shape) if is_on_mesh else 1
+        if re.search("'[xyz]'", str(self.resources)):
+            return math.prod(self.shape)
+        return 1
 
     def __str__(self):
-        text = ",".join(f"{axis}:{resource_id(entry)}" for axis, entry in self.resources.items())
-        text = text or "none"
-        if self.shape:
-            text += "@" + "x".join(map(str, self.shape))
+        shown = [f"{self.resources}@{self.shape}"]
         if self.reverse:
-            text += "rev"
-        return text
+            shown.append("reversed")
+        return " ".join(shown)
 
 
-def resource_id(entry):
-    if isinstance(entry, tuple):
-        return "(" + ",".join(map(resource_id, entry)) + ")"
-    return f"loop{entry.length}" if isinstance(entry, SerialLoop) else entry
+def assignments(text):
+    """Those of a table: ``{"i": "x"} on 4x2 reversed`` in each line; without ``on`` no mesh is entered."""
+    made = []
+    for line in text.strip().splitlines():
+        resources, _, where = line.partition(" on ")
+        shape = None
+        if where:
+            shape = tuple(map(int, where.removesuffix(" reversed").split("x")))
+        made.append(Assignment(eval(resources), shape, reverse=where.endswith("reversed")))
+    return made
+
+
+def named(text, *names):
+    """The same table, where the axes A and B have other names."""
+    for letter, name in zip("AB", names):
+        text = text.replace(f"{letter}:", f"{name!r}:")
+    return assignments(text)
 
 
 def one_axis(name, loops=True):
@@ -80,43 +90,41 @@ def one_axis(name, loops=True):
 
     ``loops=False`` leaves out those that collectives over the axis do not allow.
     """
-    table = [
-        Assignment({}, None),
-        Assignment({}),
-        Assignment({name: "x"}, (8,)),
-        Assignment({name: "x"}),
-        Assignment({name: "y"}),
-        Assignment({name: ("x", "y")}),
-        Assignment({name: ("y", "x")}),
-        Assignment({name: ("y", "x")}, (2, 2), reverse=True),
-    ]
-    looped = [
-        Assignment({name: SerialLoop(4)}, None),
-        Assignment({name: ("y", "x", SerialLoop(2))}, (2, 2)),
-    ]
-    return table + (looped if loops else [])
+    table = """
+{}
+{} on 4x2
+{A: "x"} on 8
+{A: "x"} on 4x2
+{A: ("x", "y")} on 4x2
+{A: ("y", "x")} on 4x2
+{A: ("y", "x")} on 2x2 reversed
+"""
+    if loops:
+        table += '{A: SerialLoop(4)}\n{A: ("y", "x", SerialLoop(2))} on 2x2'
+    return named(table, name)
 
 
 def two_axes(first, second, loops=True):
     """Assignments of two axes of sizes 8 (or 16) and 12."""
-    table = [
-        Assignment({}, None),
-        Assignment({}),
-        Assignment({first: "x"}, (8,)),
-        Assignment({second: "x"}, (4,)),
-        Assignment({first: "x", second: "y"}),
-        Assignment({first: "y", second: "x"}, reverse=True),
-        Assignment({first: "x", second: "y"}, (2, 3)),
-        Assignment({first: ("x", "y")}),
-        Assignment({second: ("y", "x")}, (2, 3)),
-        Assignment({first: ("z", "x"), second: "y"}, (2, 2, 2)),
-    ]
-    looped = [
-        Assignment({first: SerialLoop(4)}, None),
-        Assignment({first: "x", second: SerialLoop(3)}),
-        Assignment({first: ("x", "steps"), second: ("y", SerialLoop(2))}, loops=(("steps", 2),)),
-    ]
-    return table + (looped if loops else [])
+    table = """
+{}
+{} on 4x2
+{A: "x"} on 8
+{B: "x"} on 4
+{A: "x", B: "y"} on 4x2
+{A: "y", B: "x"} on 4x2 reversed
+{A: "x", B: "y"} on 2x3
+{A: ("x", "y")} on 4x2
+{B: ("y", "x")} on 2x3
+{A: ("z", "x"), B: "y"} on 2x2x2
+"""
+    if loops:
+        table += '{A: SerialLoop(4)}\n{A: "x", B: SerialLoop(3)} on 4x2'
+    made = named(table, first, second)
+    if loops:
+        shared = {first: ("x", "steps"), second: ("y", SerialLoop(2))}
+        made.append(Assignment(shared, loops=(("steps", 2),)))
+    return made
 
 
 def under(assignments):

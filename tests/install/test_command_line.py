@@ -242,8 +242,7 @@ def test_each_command_has_a_help_with_an_example(tmp_path, command):
     [
         (["--nope"], "unrecognized arguments: --nope"),
         (["chek", "."], "chek is taken for a program; the command is check"),
-        (["check", "missing.py"], "no such file or folder: missing.py"),
-        (["check"], "no PATH is given"),
+        (["check"], "the following arguments are required: PATH"),
         (["explain"], "error: no program is given"),
         (["explain", "nofile.py"], "error: no such file: nofile.py"),
         (["explain", "--sorce", "d", "x.py"], "unrecognized arguments: --sorce"),

@@ -316,7 +316,7 @@ def test_the_helper_of_a_package_stands_in_it(place, tmp_path):
     assert (project / "nets" / "named_axes.py").exists()
     assert [*tmp_path.rglob("named_axes*.py")] == [project / "nets" / "named_axes.py"]
     layers = (project / "nets" / "parts" / "layers.py").read_text()
-    assert "\nfrom ..named_axes import pmax, pmean, psum\n" in layers
+    assert "from ..named_axes import pmax, pmean, psum\n" in layers
     assert "from .named_axes import " in (project / "nets" / "trainer.py").read_text()
     check(without_package(script, cwd=project), "trained")
     # Elsewhere there are JAX, the package as it would be installed, and the script.

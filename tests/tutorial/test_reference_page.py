@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from tutorial_helpers import Assignment, assert_close, normal, one_axis, run, under
+from tutorial_helpers import assert_close, assignments, normal, one_axis, run, under
 
 from xmap_compat import pdot, xmap
 
@@ -18,18 +18,18 @@ REGRESSION_AXES = (
     ["out_features", ...],
 )
 
-REGRESSION = [
-    Assignment({}, None),
-    Assignment({}),
-    Assignment({"batch": "x"}, (8,)),
-    Assignment({"in_features": "x"}, (8,)),
-    Assignment({"out_features": "y"}),
-    Assignment({"batch": "x", "out_features": "y"}),
-    Assignment({"batch": ("y", "x")}),
-    Assignment({"in_features": ("y", "x")}, (2, 2), reverse=True),
-    Assignment({"batch": "z", "in_features": "x", "out_features": "y"}, (2, 3, 1)),
-    Assignment({"batch": "x", "in_features": "y", "out_features": "z"}, (2, 2, 2)),
-]
+REGRESSION = assignments(
+    """
+{}
+{} on 4x2
+{"batch": "x"} on 8
+{"in_features": "x"} on 8
+{"batch": "x", "out_features": "y"} on 4x2
+{"in_features": ("y", "x")} on 2x2 reversed
+{"batch": "z", "in_features": "x", "out_features": "y"} on 2x3x1
+{"batch": "x", "in_features": "y", "out_features": "z"} on 2x2x2
+"""
+)
 
 
 def regression_loss(x, y, w, b):
@@ -53,10 +53,11 @@ def data(rng):
 @under(REGRESSION)
 def test_regression_loss_and_gradients(assignment, data):
     loss = xmap(regression_loss, REGRESSION_AXES, {}, axis_resources=assignment.resources)
+    every_argument = (0, 1, 2, 3)
     with assignment.scope():
-        value, gradients = jax.value_and_grad(loss, argnums=(0, 1, 2, 3))(*data)
+        value, gradients = jax.value_and_grad(loss, every_argument)(*data)
     assert_close(value, regression_by_numpy(*data))
-    assert_close(gradients, jax.grad(positional_regression_loss, argnums=(0, 1, 2, 3))(*data))
+    assert_close(gradients, jax.grad(positional_regression_loss, every_argument)(*data))
 
 
 # ---------------------------------------------------------------------------- axis_sizes
@@ -74,21 +75,19 @@ def test_axes_without_arguments_have_sizes(assignment):
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
 @pytest.mark.parametrize("donated", [(), 0, (1,), (0, 1)], ids=str)
 def test_donated_arguments_are_gone(resources, donated, mesh42):
-    step = xmap(
-        lambda x, y: (x + y, x - y),
-        in_axes=(["i"], ["i"]),
-        out_axes=["i"],
-        axis_resources=resources,
-        donate_argnums=donated,
-    )
-    a, b = np.arange(8.0, dtype=np.float32), np.ones(8, np.float32)
+    def over_i(body, **options):
+        return xmap(body, ["i"], ["i"], axis_resources=resources, **options)
+
+    step = over_i(lambda x, y: (x + y, x - y), donate_argnums=donated)
+    a = np.arange(8.0, dtype=np.float32)
+    b = np.ones(8, np.float32)
     with mesh42:
         # Results of the same program lie where its arguments have to be.
-        args = xmap(lambda x, y: (x + 0, y + 0), ["i"], ["i"], axis_resources=resources)(a, b)
+        args = over_i(lambda x, y: (x + 0, y + 0))(a, b)
         result = step(*args)
     assert_close(result, (a + b, a - b))
-    expected = [k in np.atleast_1d(donated) for k in range(2)]
-    assert [x.is_deleted() for x in args] == expected
+    for k, x in enumerate(args):
+        assert x.is_deleted() == (k in np.atleast_1d(donated))
 
 
 # ------------------------------------------------------------------------------- backend
@@ -96,9 +95,8 @@ def test_donated_arguments_are_gone(resources, donated, mesh42):
 
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
 def test_backend(resources, mesh42):
+    fun = xmap(lambda x: x + 1, ["i"], ["i"], axis_resources=resources, backend="cpu")
     with mesh42:
-        result = xmap(lambda x: x + 1, ["i"], ["i"], axis_resources=resources, backend="cpu")(
-            np.arange(8)
-        )
+        result = fun(np.arange(8))
     np.testing.assert_array_equal(result, np.arange(8) + 1)
     assert {d.platform for d in result.devices()} == {"cpu"}

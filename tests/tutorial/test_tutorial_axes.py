@@ -8,36 +8,31 @@ import functools
 
 import numpy as np
 import pytest
-from tutorial_helpers import Assignment, assert_close, normal, run, two_axes, under
+from tutorial_helpers import assert_close, assignments, normal, run, two_axes, under
 
 from xmap_compat import named_shape
 
 # ----------------------------------------------------------- tensors with named axes
 
 
-def recording(fun, seen):
-    """``fun``, noting the type of each argument as the body sees it."""
-
-    def body(*args):
-        seen.extend((x.shape, x.ndim, x.size, x.dtype) for x in args)
-        return fun(*args)
-
-    return body
+SOME = """
+{}
+{"batch": "x", "sequence": "y"} on 4x2
+{"batch": ("y", "x")} on 4x2
+"""
 
 
-@under(
-    [
-        Assignment({}, None),
-        Assignment({"batch": "x", "sequence": "y"}),
-        Assignment({"batch": ("y", "x")}),
-    ]
-)
+@under(assignments(SOME))
 def test_body_sees_positional_dimensions_only(assignment):
     seen = []
+
+    def body(v):
+        seen.append((v.shape, v.ndim, v.size, v.dtype))
+        return v + 1
+
+    axes = {0: "batch", 2: "sequence"}
     x = np.arange(8 * 5 * 6 * 7, dtype=np.float32).reshape(8, 5, 6, 7)
-    body = recording(lambda v: v + 1, seen)
-    result = run(assignment, body, {0: "batch", 2: "sequence"}, {0: "batch", 2: "sequence"}, x)
-    assert_close(result, x + 1)
+    assert_close(run(assignment, body, axes, axes, x), x + 1)
     assert set(seen) == {((5, 7), 2, 35, np.dtype("float32"))}
 
 
@@ -77,19 +72,17 @@ def named_broadcasting(seen, x, y, z):
     return k
 
 
-BROADCASTING = [
-    Assignment({}, None),
-    Assignment({}),
-    Assignment({"a": "x"}, (2,)),
-    Assignment({"b": "y"}, (2, 3)),
-    Assignment({"a": "x", "b": "y"}, (2, 3)),
-    Assignment({"c": "x", "a": "y"}),
-    Assignment({"a": "y", "c": ("z", "x")}, (2, 2, 2)),
-    Assignment({"c": ("y", "x")}),
-]
+BROADCASTING = """
+{}
+{"a": "x"} on 2
+{"a": "x", "b": "y"} on 2x3
+{"c": "x", "a": "y"} on 4x2
+{"a": "y", "c": ("z", "x")} on 2x2x2
+{"c": ("y", "x")} on 4x2
+"""
 
 
-@under(BROADCASTING)
+@under(assignments(BROADCASTING))
 @pytest.mark.parametrize("out", ["abc", "cab"])
 def test_axes_broadcast_by_name_next_to_positions(assignment, out, rng):
     x, y, z = normal(rng, 2, 2, 1, 1), normal(rng, 3, 1, 3, 1), normal(rng, 8, 1, 1, 5)

@@ -12,9 +12,9 @@ import scipy.special
 from jax import lax
 from jax.nn import one_hot, relu
 from jax.scipy.special import logsumexp
-from tutorial_helpers import Assignment, assert_close, normal, run, under
+from tutorial_helpers import assert_close, assignments, normal, run, under
 
-from xmap_compat import SerialLoop, xmap
+from xmap_compat import xmap
 
 BATCH, INPUTS, HIDDEN, CLASSES = 16, 32, 24, 8
 
@@ -22,24 +22,29 @@ WEIGHTS = (["inputs", "hidden", ...], ["hidden", "classes", ...])
 PREDICT_AXES = (*WEIGHTS, ["batch", "inputs", ...])
 LOSS_AXES = [*PREDICT_AXES, ["batch", ...]]
 
-ASSIGNMENTS = [
-    Assignment({}, None),
-    Assignment({}),
-    Assignment({"batch": "x"}, (8,)),
-    Assignment({"hidden": "x"}, (8,)),
-    Assignment({"inputs": "x"}, (8,)),
-    Assignment({"classes": "x"}, (8,)),
-    Assignment({"batch": "x", "hidden": "y"}),
-    Assignment({"batch": "y", "hidden": "x"}, reverse=True),
-    Assignment({"batch": ("x", "y")}),
-    Assignment({"batch": ("y", "x")}),
-    Assignment({"hidden": ("y", "x")}),
-    Assignment({"classes": ("y", "x")}),
-    Assignment({"classes": "y"}),
-    Assignment({"batch": "x", "inputs": "y", "classes": "y"}),
-    Assignment({"hidden": "y", "inputs": "x", "classes": "x"}),
-    Assignment({"batch": "x", "hidden": "z", "inputs": "y", "classes": "y"}, (2, 2, 2)),
-]
+ASSIGNMENTS = assignments(
+    """
+{}
+{} on 4x2
+{"batch": "x"} on 8
+{"hidden": "x"} on 8
+{"inputs": "x"} on 8
+{"classes": "x"} on 8
+{"batch": "x", "hidden": "y"} on 4x2
+{"batch": "y", "hidden": "x"} on 4x2 reversed
+{"batch": ("y", "x")} on 4x2
+{"hidden": ("y", "x")} on 4x2
+{"classes": ("y", "x")} on 4x2
+{"batch": "x", "inputs": "y", "classes": "y"} on 4x2
+{"batch": "x", "hidden": "z", "inputs": "y", "classes": "y"} on 2x2x2
+"""
+)
+SOME = [ASSIGNMENTS[k] for k in (0, 6, 9, 11)]
+LOOPED = assignments("""
+{"batch": SerialLoop(4)}
+{"batch": ("x", SerialLoop(2))} on 4x2
+""")
+EVERY_WEIGHT = (0, 1)  # of the arguments of a loss
 
 
 def named_predict(w1, w2, image):
@@ -79,13 +84,7 @@ def named_loss_under(assignment):
     return xmap(named_loss, LOSS_AXES, [...], axis_resources=assignment.resources)
 
 
-@under(
-    [
-        *ASSIGNMENTS,
-        Assignment({"batch": SerialLoop(4)}, None),
-        Assignment({"batch": ("x", SerialLoop(2))}),
-    ]
-)
+@under(ASSIGNMENTS + LOOPED)
 def test_predict_equals_numpy(assignment, network):
     *inputs, _ = network
     result = run(assignment, named_predict, PREDICT_AXES, ["batch", "classes", ...], *inputs)
@@ -94,33 +93,29 @@ def test_predict_equals_numpy(assignment, network):
 
 @under(ASSIGNMENTS)
 def test_loss_and_gradients_equal_the_positional_ones(assignment, network):
+    of_loss = jax.value_and_grad(named_loss_under(assignment), EVERY_WEIGHT)
     with assignment.scope():
-        value, gradients = jax.value_and_grad(named_loss_under(assignment), argnums=(0, 1, 2))(
-            *network
-        )
+        value, gradients = of_loss(*network)
     assert_close(value, loss_by_numpy(*network))
-    assert_close(gradients, jax.grad(positional_loss, argnums=(0, 1, 2))(*network))
+    assert_close(gradients, jax.grad(positional_loss, EVERY_WEIGHT)(*network))
 
 
-SOME_ASSIGNMENTS = [ASSIGNMENTS[0], ASSIGNMENTS[6], ASSIGNMENTS[9], ASSIGNMENTS[13]]
-
-
-@under(SOME_ASSIGNMENTS)
+@under(SOME)
 def test_gradients_where_all_logits_tie_equal_the_positional_ones(assignment, network):
     w1, _, images, labels = network
     tied = w1, jnp.ones((HIDDEN, CLASSES)), images, labels
     with assignment.scope():
-        gradients = jax.grad(named_loss_under(assignment), argnums=(0, 1, 2))(*tied)
-    assert_close(gradients, jax.grad(positional_loss, argnums=(0, 1, 2))(*tied))
+        gradients = jax.grad(named_loss_under(assignment), EVERY_WEIGHT)(*tied)
+    assert_close(gradients, jax.grad(positional_loss, EVERY_WEIGHT)(*tied))
 
 
-@under(SOME_ASSIGNMENTS)
+@under(SOME)
 def test_hessian_vector_product_equals_the_positional_one(assignment, network, rng):
     w1, w2, *data = network
     direction = normal(rng, INPUTS, HIDDEN), normal(rng, HIDDEN, CLASSES)
 
     def hessian_vector_product(loss):
-        gradient = jax.grad(lambda w1, w2: loss(w1, w2, *data), argnums=(0, 1))
+        gradient = jax.grad(lambda w1, w2: loss(w1, w2, *data), EVERY_WEIGHT)
         return jax.jvp(gradient, (w1, w2), direction)[1]
 
     with assignment.scope():
@@ -128,20 +123,13 @@ def test_hessian_vector_product_equals_the_positional_one(assignment, network, r
     assert_close(product, hessian_vector_product(positional_loss), rtol=1e-4, atol=1e-4)
 
 
-TEXT_ASSIGNMENTS = [
-    Assignment({}, None),
-    Assignment({"batch": "x"}, (8,)),
-    Assignment({"hidden": "x"}, (8,)),
-    Assignment({"batch": "x", "hidden": "y"}),
-]
-
-
-@under([Assignment({"batch": "x", "hidden": "y"}), Assignment({"classes": "y"})])
+@under(SOME)
 def test_training_takes_the_steps_of_the_positional_program(assignment, network):
     def train(loss, w1, w2, *data):
         for _ in range(3):
-            d1, d2 = jax.grad(loss, argnums=(0, 1))(w1, w2, *data)
-            w1, w2 = w1 - 0.5 * d1, w2 - 0.5 * d2
+            d1, d2 = jax.grad(loss, EVERY_WEIGHT)(w1, w2, *data)
+            w1 = w1 - 0.5 * d1
+            w2 = w2 - 0.5 * d2
         return w1, w2
 
     with assignment.scope():
@@ -150,11 +138,11 @@ def test_training_takes_the_steps_of_the_positional_program(assignment, network)
     assert loss_by_numpy(*trained, *network[2:]) < loss_by_numpy(*network)
 
 
-@under(TEXT_ASSIGNMENTS)
+@under(SOME)
 def test_loss_is_one_value_known_to_every_device(assignment, network):
     loss = run(assignment, named_loss, LOSS_AXES, [...], *network)
     assert loss.shape == ()
     assert loss.sharding.is_fully_replicated
-    assert len(loss.addressable_shards) == (8 if assignment.resources else 1)
+    assert len(loss.addressable_shards) == assignment.devices
     for shard in loss.addressable_shards:
         assert_close(shard.data, loss_by_numpy(*network))

@@ -9,18 +9,23 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tutorial_helpers import Assignment, assert_close, normal, one_axis, run, two_axes, under
+from tutorial_helpers import assert_close, assignments, normal, one_axis, run, two_axes, under
 
-from xmap_compat import named_shape
+from xmap_compat import named_shape, xmap
 
 # ------------------------------------------------- the program of the text: x: {'x': 8}, y: {'y': 12}, (5,)
 
 IN_AXES = ({0: "x"}, {1: "y"})
-ORDERS = [
-    axis
-    for axes in ((0, "x", "y"), ("x", "y"), (0, "x"), (0, "y"))
-    for axis in itertools.permutations(axes)
-]
+ORDERS = []
+for _axes in ((0, "x", "y"), ("x", "y"), (0, "x"), (0, "y")):
+    ORDERS.extend(itertools.permutations(_axes))
+SOME = assignments(
+    """
+{}
+{"x": "x", "y": "y"} on 4x2
+{"y": ("y", "x")} on 2x3
+"""
+)
 
 
 @pytest.fixture
@@ -33,45 +38,39 @@ def summed(x, y, keep):
     return np.einsum(f"xyn->{keep}", np.float64(x)[:, None, None] + y.T[None])
 
 
-def letters_kept(axis):
-    reduced = {"n" if a == 0 else a for a in axis}
-    return "".join(letter for letter in "xyn" if letter not in reduced)
-
-
-def named_out(keep):
-    return [*(letter for letter in keep if letter != "n"), ...]
+def left_after(axes):
+    """Letters of what a reduction leaves of ``xyn``."""
+    return "".join(letter for letter in "xyn" if {"n": 0}.get(letter, letter) not in axes)
 
 
 @pytest.mark.parametrize("axis", ORDERS, ids=str)
-@under(
-    [Assignment({}, None), Assignment({"x": "x", "y": "y"}), Assignment({"y": ("y", "x")}, (2, 3))]
-)
+@under(SOME)
 def test_names_and_positions_mix_in_every_order(assignment, axis, operands):
-    keep = letters_kept(axis)
-    result = run(
-        assignment, lambda x, y: jnp.sum(x + y, axis=axis), IN_AXES, named_out(keep), *operands
-    )
+    keep = left_after(axis)
+    out_axes = [*keep.replace("n", ""), ...]
+
+    def body(x, y):
+        return jnp.sum(x + y, axis=axis)
+
+    result = run(assignment, body, IN_AXES, out_axes, *operands)
     assert_close(result, summed(*operands, keep))
 
 
-@pytest.mark.parametrize("steps", list(itertools.permutations((0, "x", "y"))), ids=str)
-@under([Assignment({}, None), Assignment({"x": "x", "y": "y"}), Assignment({"x": ("y", "x")})])
+@pytest.mark.parametrize("steps", [*itertools.permutations((0, "x", "y"))], ids=str)
+@under(SOME)
 def test_reducing_in_steps(assignment, steps, operands):
-    seen = []
+    sizes = {"x": 8, "y": 12}
 
     def in_steps(x, y):
         z = x + y
-        for axis in steps:
+        for done, axis in enumerate(steps, start=1):
             z = jnp.sum(z, axis=axis)
-            seen.append((z.shape, named_shape(z)))
+            left = left_after(steps[:done])
+            assert z.shape == (5,) * left.count("n")
+            assert named_shape(z) == {name: sizes[name] for name in left.replace("n", "")}
         return z
 
     assert_close(run(assignment, in_steps, IN_AXES, {}, *operands), summed(*operands, ""))
-    left = [set("xyn") - {"n" if a == 0 else a for a in steps[: k + 1]} for k in range(3)]
-    sizes = {"x": 8, "y": 12}
-    assert seen[:3] == [
-        ((5,) if "n" in names else (), {n: sizes[n] for n in names - {"n"}}) for names in left
-    ]
 
 
 # ----------------------------------------------------- all reductions, names of several letters
@@ -92,44 +91,39 @@ def by_numpy(table, axis):
 
 
 @under(FEATURE_PLACES)
-@pytest.mark.parametrize(
-    ("axis", "kept", "position"), [("out_features", "batch", 1), ("batch", "out_features", 0)]
-)
-def test_name_of_several_letters(assignment, axis, kept, position, table):
+@pytest.mark.parametrize("position", [0, 1])
+def test_name_of_several_letters(assignment, position, table):
+    """As an argument of a function, and of a method by position and by keyword."""
+    kept = ["batch", "out_features"]
+    axis = kept.pop(position)
+
     def body(x):
-        return [getattr(jnp, reduction)(x, axis=axis) for reduction in REDUCTIONS]
+        of_functions = [getattr(jnp, reduction)(x, axis=axis) for reduction in REDUCTIONS]
+        of_methods = [getattr(x, reduction)(axis) for reduction in REDUCTIONS]
+        return of_functions, of_methods, x.sum(axis=axis)
 
-    assert_close(run(assignment, body, FEATURES, [kept, ...], table), by_numpy(table, position))
-
-
-@under(FEATURE_PLACES[::3])
-@pytest.mark.parametrize(
-    ("axis", "kept", "position"), [("out_features", "batch", 1), ("batch", "out_features", 0)]
-)
-def test_as_a_method_of_the_array(assignment, axis, kept, position, table):
-    def body(x):
-        by_position = [getattr(x, reduction)(axis) for reduction in REDUCTIONS]
-        by_keyword = [getattr(x, reduction)(axis=axis) for reduction in REDUCTIONS]
-        return by_position, by_keyword
-
+    results = run(assignment, body, FEATURES, [*kept, ...], table)
     expected = by_numpy(table, position)
-    assert_close(run(assignment, body, FEATURES, [kept, ...], table), (expected, expected))
+    assert_close(results, (expected, expected, expected[0]))
 
 
 @pytest.mark.parametrize(
     "resources", [{}, {"ab": "x"}, {"a": "x", "ab": "y"}, {"b": ("y", "x")}], ids=str
 )
 @pytest.mark.parametrize("axis", ["ab", ("a", "b"), ("b", "ab"), ("ab", 0)], ids=str)
-def test_name_is_not_read_letter_by_letter(resources, axis, rng):
+def test_name_is_not_read_letter_by_letter(resources, axis, rng, mesh42):
     """Even where each letter is a name of its own."""
     x = normal(rng, 4, 8, 4, 3)
     names = ["a", "b", "ab"]
     reduced = axis if isinstance(axis, tuple) else (axis,)
     kept = [n for n in names if n not in reduced]
-    result = run(
-        Assignment(resources), lambda v: jnp.sum(v, axis=axis), [*names, ...], [*kept, ...], x
+    fun = xmap(
+        lambda v: jnp.sum(v, axis=axis), [*names, ...], [*kept, ...], axis_resources=resources
     )
-    assert_close(result, x.sum(axis=tuple(3 if a == 0 else names.index(a) for a in reduced)))
+    with mesh42:
+        result = fun(x)
+    positions = [[*names, 0].index(a) for a in reduced]
+    assert_close(result, x.sum(axis=tuple(positions)))
 
 
 @under(FEATURE_PLACES)
@@ -148,12 +142,8 @@ def test_value_without_the_name_counts_once_for_each_element(assignment):
     """As when a value is broadcast along a position before it is reduced over it."""
 
     def body(x, y):
-        return (
-            jnp.sum(y, axis="i"),
-            jnp.mean(y, axis="i"),
-            jnp.max(y, axis="i"),
-            jnp.sum(x + y, axis="i"),
-        )
+        alone = [reduce(y, axis="i") for reduce in (jnp.sum, jnp.mean, jnp.max)]
+        return *alone, jnp.sum(x + y, axis="i")
 
     x, y = np.arange(8.0, dtype=np.float32), np.float32(2.5)
     results = run(assignment, body, (["i"], []), [], x, y)
@@ -163,7 +153,9 @@ def test_value_without_the_name_counts_once_for_each_element(assignment):
 @under(one_axis("i", loops=False)[::2])
 def test_keepdims_keeps_positions_only(assignment, rng):
     x = normal(rng, 8, 3, 4)
-    result = run(
-        assignment, lambda v: jnp.sum(v, axis=(1, "i"), keepdims=True), ["i", ...], [...], x
-    )
+
+    def body(v):
+        return jnp.sum(v, axis=(1, "i"), keepdims=True)
+
+    result = run(assignment, body, ["i", ...], [...], x)
     assert_close(result, x.sum(axis=(0, 2))[:, None])

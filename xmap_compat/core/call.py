@@ -30,7 +30,7 @@ from xmap_compat.core.placement import (
     place_axes,
     split_over,
 )
-from xmap_compat.core.specs import AxisName, AxisSpec, argument_path, spec_names
+from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.trace import NamedProgram, call_without_axes, trace_program
 from xmap_compat.core.values import common
 
@@ -232,9 +232,8 @@ def _check_backend(backend, scope, placements):
 def _bind_results(declared, program, sizes):
     specs = declared.out_specs
     tree = jax.tree.unflatten(program.out_tree, program.out_types)
-    nothing_named = specs is None and not declared.undeclared
-    if tree is None and (nothing_named or spec_names(specs)):
-        raise _nothing_returned(declared.out_source)
+    if specs is None and tree is None and not declared.undeclared:
+        raise _nothing_returned()
     if isinstance(specs, list) and isinstance(tree, tuple):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
@@ -307,9 +306,9 @@ def _mesh_changed() -> RuntimeError:
     )
 
 
-def _nothing_returned(out_axes: Any) -> ValueError:
+def _nothing_returned() -> ValueError:
     return ValueError(
-        f"The function returned None (is a `return` missing?), but out_axes is {show(out_axes)}. "
+        "The function returned None (is a `return` missing?), and out_axes is None. "
         "Return an array, or write {} as out_axes of a function that is called for its effects"
     )
 

@@ -7,6 +7,7 @@ mistake was found. Legacy's sentence is kept where legacy had the message.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,16 @@ def show(spec: Any) -> str:
     if hasattr(spec, "shape") and hasattr(spec, "dtype"):
         return f"an array of shape {tuple(spec.shape)}"
     return repr(spec).replace("Ellipsis", "...")
+
+
+def did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
+    """A sentence for names that differ from known ones only in case or a letter; often empty."""
+    spelled = {str(name).lower(): name for name in known}
+    meant: dict[Any, None] = {}
+    for name in names:
+        for match in difflib.get_close_matches(str(name).lower(), spelled, n=1):
+            meant[spelled[match]] = None
+    return f". Did you mean {quoted(meant)}?" if meant else ""
 
 
 # Legacy's sentence follows ours where legacy had one: people search for it.
@@ -108,11 +119,15 @@ def missing_resources(
             f"{as_set(available)}. Assign one of these, or enter a mesh or a loop of that name "
             "around the call"
         )
+    meant = did_you_mean(missing, available)
+    for resource in missing:
+        if type(resource) is int:
+            meant += f". To compute an axis in {resource} chunks write SerialLoop({resource})"
     legacy = (
         "In-scope resources are insufficient to execute the xmapped function. The missing "
         f"resources are: {assigned}"
     )
-    return ValueError(f"{ours}{LEGACY}{legacy}")
+    return ValueError(f"{ours}{meant}{LEGACY}{legacy}")
 
 
 def loop_name_taken(name: Hashable) -> ValueError:
@@ -175,7 +190,7 @@ def unbound_name(
     # JAX goes on to advise jax.shard_map, which is no help here.
     _, _, unbound = original.partition("unbound axis name:")
     unbound = unbound.partition(". To fix this")[0].strip()
-    meant = ""
+    meant = did_you_mean([unbound], names)
     if unbound in map(str, mesh_axes):
         meant = (
             f". `{unbound}` is an axis of the mesh: name the axis that axis_resources assign to it"

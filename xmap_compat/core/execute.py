@@ -42,8 +42,8 @@ def _lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int)
 
 
 _CARRIES_IN_SHARD_MAP = (
-    "In an xmapped function inside of a shard_map, start a loop from values that vary over the same "
-    "mesh axes as its results (e.g. v + 0 * w), and let all branches return such values"
+    "In an xmapped function inside of a shard_map, start a loop from values that vary over the "
+    "same mesh axes as its results (e.g. v + 0 * w), and let all branches return such values"
 )
 _device_check_p = _jax.define_device_check("on_mesh", _lowered_for_others)
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -52,13 +52,10 @@ class Mesh(jax.sharding.Mesh):
 
     @_jax.api_boundary
     def __new__(cls, devices: Any, axis_names: Any, axis_types: Any = None) -> Mesh:
-        if isinstance(axis_names, str):
-            axis_names = (axis_names,)
-        names = tuple(axis_names)
+        names = _mesh_names(axis_names)
         devices = np.asarray(devices, dtype=object)
-        _check_distinct("axis names", names)
-        if names:
-            _check_devices(devices)
+        if not _is_empty(devices, names):
+            _check_devices(devices, names)
         # JAX keeps one mesh for each array of devices, and compares meshes by identity.  We do the
         # same: our mesh has all attributes of JAX's mesh, and two of ours are equal if they have
         # the same mesh of JAX's.
@@ -142,21 +139,47 @@ def platform_of(mesh: _jax.AnyMesh) -> str | None:
     return getattr(device, "platform", None)
 
 
-def _check_devices(devices):
-    held = list(devices.flat)
-    for device in held:
+def _is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:
+    """Whether devices and names are JAX's way to write that there is no mesh."""
+    return not names and devices.shape == () and devices.item() is None
+
+
+def _mesh_names(axis_names):
+    if isinstance(axis_names, str):
+        axis_names = (axis_names,)
+    try:
+        names = tuple(axis_names)
+        distinct = set(names)
+    except TypeError:
+        raise _bad_names(axis_names) from None
+    if None in names or any(isinstance(name, jax.Device) for name in names):
+        raise _bad_names(axis_names)
+    if len(distinct) != len(names):
+        advice = "Give each dimension its own name"
+        raise errors.should_be("The axis names of a mesh", "different", names, ValueError, advice)
+    return names
+
+
+def _bad_names(names):
+    advice = "Write mesh(devices, ('x', 'y'))"
+    if any(isinstance(name, jax.Device) for name in np.asarray(names, object).flat):
+        advice = "Devices and names are swapped: write mesh(devices, ('x', 'y'))"
+    wanted = "strings (or hashable, and not None)"
+    return errors.should_be("The axis names of a mesh", wanted, names, advice=advice)
+
+
+def _check_devices(devices, names):
+    seen = set()
+    for device in devices.flat:
         if not isinstance(device, jax.Device):
-            advice = "Write mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))"
-            raise errors.should_be(
-                "The first argument of a mesh", "an array of JAX devices", device, advice=advice
-            )
-    _check_distinct("devices", held)
-
-
-def _check_distinct(what, entries):
-    """Raise unless entries of a mesh are different: JAX takes such a mesh, and fails later."""
-    if len(set(entries)) != len(entries):
-        raise errors.should_be(f"The {what} of a mesh", "different", entries, ValueError)
+            raise _bad_mesh_devices(device)
+        if device in seen:
+            raise _repeated_mesh_device(device)
+        seen.add(device)
+    if devices.ndim != len(names):
+        raise _bad_mesh(devices.shape, names)
+    if not seen:
+        raise _empty_mesh(names)
 
 
 @_jax.api_boundary
@@ -232,3 +255,35 @@ def _checked_length(length):
         advice = "Write the number of chunks: SerialLoop(4), or serial_loop('l', 4)"
         raise errors.should_be("The length of a serial loop", wanted, length, ValueError, advice)
     return length
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _bad_mesh(shape: Sequence[int], names: Sequence[Any]) -> ValueError:
+    return ValueError(
+        "A mesh needs one axis name for each dimension of its device array, but got devices of "
+        f"shape {tuple(shape)} and the names {names!r}. Write the names in one tuple, ('x', 'y'), "
+        "or reshape the devices"
+    )
+
+
+def _bad_mesh_devices(found: Any) -> TypeError:
+    return TypeError(
+        "The first argument of a mesh should be a rectangular array (or a list) of JAX devices, "
+        f"but it contains {found!r} of type {type(found).__name__}. "
+        "Write mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))"
+    )
+
+
+def _repeated_mesh_device(device: Any) -> ValueError:
+    return ValueError(
+        f"A mesh should have each device once, but {device!r} appears more than once. Leave one out"
+    )
+
+
+def _empty_mesh(names: Sequence[Any]) -> ValueError:
+    return ValueError(
+        f"mesh needs at least one device, but got none for the axis names {names!r}. "
+        "Pass jax.devices()"
+    )

@@ -13,7 +13,7 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.errors import LEGACY, as_set, quoted
+from xmap_compat.core.errors import LEGACY, as_set, did_you_mean, quoted
 from xmap_compat.core.mesh import SerialLoop, loops_in_scope, mesh_of_jax
 from xmap_compat.core.specs import AxisName, can_name, check_name
 
@@ -160,7 +160,12 @@ _TYPES_OF_NO_RESOURCE = (
 
 def _bad_resource(name, resource):
     wanted = "names of mesh axes or of serial loops, or SerialLoop(length)"
-    advice = "Write a tuple of several resources, and () for none. A mesh is entered: `with mesh:`"
+    advice = "Write a tuple of several resources, and () for none"
+    if isinstance(resource, (jax.Device, jax.sharding.Mesh)):
+        advice = (
+            "Enter `with mesh(devices, ('x',)):` around the call, and write "
+            f"axis_resources={{{name!r}: 'x'}}"
+        )
     return errors.should_be(f"The resources of axis {name}", wanted, resource, advice=advice)
 
 
@@ -172,12 +177,12 @@ def resources_of_known_axes(
     Others have no effect: they raise, or warn in old programs (``only_warn``).
     """
     known = {}
-    unknown = []
+    unknown = {}
     for name, entries in resources.items():
         if name in names:
             known[name] = entries
         else:
-            unknown.append(name)
+            unknown[name] = entries
     if unknown:
         error = _unknown_axes(unknown, names)
         if not only_warn:
@@ -186,11 +191,19 @@ def resources_of_known_axes(
     return known
 
 
-def _unknown_axes(unknown: Iterable[Hashable], known: Sequence[Hashable]) -> ValueError:
+def _unknown_axes(
+    unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]
+) -> ValueError:
+    """``unknown``: axes that the call does not have, and the resources that they are given."""
+    turned: dict[Any, Hashable] = {}
+    for name, entries in unknown.items():
+        turned.update((entry, name) for entry in entries if entry in known)
+    meant = did_you_mean(unknown, known) or ". Name one of these, or leave the entry out"
+    if turned:
+        meant = f". Did you mean the other way round, {turned}?"
     ours = (
         f"axis_resources has entries for {quoted(unknown)}, which neither in_axes nor axis_sizes "
-        f"name: the axes of this xmap are {quoted(known) or 'none'}. Name one of these, "
-        "or leave the entry out"
+        f"name: the axes of this xmap are {quoted(known) or 'none'}{meant}"
     )
     legacy = (
         "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the "

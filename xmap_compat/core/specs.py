@@ -57,10 +57,11 @@ def parse_specs(where: str, tree: Any) -> Any:
     if isinstance(tree, tuple) and not tree:
         # No arguments.  Further inside, ``()`` is the specification of a scalar, as ``[]`` is.
         return ()
-    has_positions = isinstance(tree, dict) and any(map(is_integer, tree))
-    if where == "in_axes" and has_positions and not is_spec(tree):
-        # The arguments are a tuple: it can only be one specification for all of them.
-        raise _bad_spec(where, tree, where)
+    if where == "in_axes" and isinstance(tree, dict) and not is_spec(tree):
+        # The arguments are a tuple: a dictionary can only be one specification for all of them.
+        for position, name in tree.items():
+            if isinstance(position, int) and isinstance(name, tuple):
+                raise _bad_axis_name(where, name, where, tree)
     try:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_spec)
     except ValueError:
@@ -79,8 +80,17 @@ def spec_names(specs: Any) -> list[AxisName]:
 
 
 def argument_path(args_path: Sequence[Any], root: str) -> str:
-    """``args[0]['w']`` for a leaf of the arguments (or results)."""
-    return root + jax.tree_util.keystr(tuple(args_path))
+    """``args[0]['w']`` for a leaf of the arguments (or results).
+
+    A class that was registered without keys only numbers its children: ``args[0].<child 1>``.
+    """
+    path = root
+    for key in args_path:
+        if isinstance(key, jax.tree_util.FlattenedIndexKey):
+            path += f".<child {key.key}>"
+        else:
+            path += jax.tree_util.keystr((key,))
+    return path
 
 
 def parse_axis_sizes(axis_sizes: Any) -> dict[AxisName, int]:
@@ -198,13 +208,11 @@ def can_name(value: Any, refused: tuple[type, ...]) -> bool:
 
 # ----------------------------------------------------------------------------- messages
 
+_PARTITION_SPEC = "a PartitionSpec has a meaning in jit and shard_map only"
+
 
 def _bad_spec(where: str, spec: Any, path: str) -> TypeError:
-    ours = (
-        f"{path} is {show(spec)}, which is not an axis specification. Write a list of names "
-        "(['i', ...] names the leading dimension, [...] none), or {position: name} with integers "
-        "for positions"
-    )
+    ours = f"{path} is {show(spec)}, which is not an axis specification{_spec_meant(spec)}"
     legacy = (
         f"Value mapping specification in xmap {where} pytree can be either: - lists of axis names "
         "(possibly ending with the ellipsis object: ...) - dictionaries that map positional axes "
@@ -213,15 +221,47 @@ def _bad_spec(where: str, spec: Any, path: str) -> TypeError:
     return TypeError(f"{ours}{LEGACY}{legacy}")
 
 
+def _spec_meant(spec: Any) -> str:
+    """What to write instead of an invalid specification, if that can be guessed."""
+    if spec is ... or (isinstance(spec, str) and spec == "..."):
+        return ". Write [...] where no dimension is named"
+    if isinstance(spec, str):
+        return f". Write [{spec!r}, ...] for the leading dimension"
+    if isinstance(spec, jax.sharding.PartitionSpec):
+        return f": {_PARTITION_SPEC}. Write a list of names, e.g. ['i', ...]"
+    if isinstance(spec, (set, frozenset)):
+        return ". A set has no order: write a list, or {position: name}"
+    if isinstance(spec, (int, np.integer)):
+        leading = "['name', ...] or " if spec == 0 else ""
+        return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
+    if isinstance(spec, dict) and all(isinstance(k, (int, np.integer)) for k in spec.values()):
+        turned = {position: name for name, position in spec.items()}
+        return f". Write it the other way round: {show(turned)}"
+    return ". Write a list of names, or {position: name} with integers for positions"
+
+
 def _bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
+    reason = "it must be hashable, and neither None nor an ellipsis"
+    remedy = "Use a string instead"
+    if isinstance(name, str):
+        reason = f"`{name!r}` is a string"
+        remedy = "Write `...`"
+    if isinstance(name, tuple):
+        reason = "JAX reads a tuple as several names"
+    if isinstance(name, jax.sharding.PartitionSpec):
+        reason = _PARTITION_SPEC
+        remedy = "Name the dimensions of an array with a list, e.g. ['i', ...]"
+    if isinstance(name, (bool, np.bool_)):
+        reason = "JAX reads a truth value as the position 0 or 1"
+    if isinstance(name, (list, dict)) and isinstance(spec, tuple) and spec[-1] is ...:
+        remedy = (
+            "A tuple that ends in ... is one specification: for an argument without names write "
+            "[...] or {}"
+        )
     seen = f"In {where},"
     if spec is not None:
         seen = f"{path} is {show(spec)}, but"
-    return TypeError(
-        f"{seen} {show(name)} cannot be used as an axis name: a name is hashable, and no None, "
-        "ellipsis, truth value, tuple or PartitionSpec. Use a string. For an argument without "
-        "names write [...] or {}"
-    )
+    return TypeError(f"{seen} {show(name)} cannot be used as an axis name: {reason}. {remedy}")
 
 
 def _misplaced_ellipsis(spec: Any, path: str) -> ValueError:
@@ -240,7 +280,8 @@ def _negative_axis(where: str, spec: Any, path: str) -> ValueError:
 
 def _repeated_name(where: str, spec: Any, path: str) -> ValueError:
     shown = show(spec)
-    ours = f"{path} is {shown}, which repeats a name. Give each dimension its own name"
+    diagonal = ". For a diagonal, call jnp.diagonal before" if where == "in_axes" else ""
+    ours = f"{path} is {shown}, which repeats a name. Give each dimension its own name{diagonal}"
     legacy = (
         f"Named axes should be unique within each {where} argument specification, but one them is: "
         f"{shown}"

@@ -226,7 +226,7 @@ adapter jax.numpy.{quantile nanquantile percentile nanpercentile}(interpolation=
 adapter jax.numpy.clip(a=) -> the array as the first argument
 adapter jax.numpy.clip(a_min=) -> min
 adapter jax.numpy.clip(a_max=) -> max
-refused jax.{checkpoint remat ad_checkpoint.checkpoint}(concrete=) -> static_argnums, or leave it out
+refused jax.{checkpoint remat ad_checkpoint.checkpoint}(concrete=) -> static_argnums, or none
 refused jax.{grad value_and_grad vjp}(reduce_axes=) -> REDUCE_AXES
 """)
 ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax, api
-from xmap_compat.core.errors import as_set, should_be
+from xmap_compat.core.errors import as_set, did_you_mean, should_be
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import current_scope, parse_axis_resources
 from xmap_compat.errors import name_of
@@ -278,7 +278,8 @@ def _no_mesh() -> ValueError:
 def _unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
     return ValueError(
         f"search: fixed has resources for axes {as_set(unknown)}, but the xmapped functions of the "
-        f"step have the axes {as_set(known)}. Name only these in fixed"
+        f"step have the axes {as_set(known)}. Name only these in "
+        f"fixed{did_you_mean(unknown, known)}"
     )
 
 
