@@ -5,7 +5,6 @@ The oracle is a Python loop over the elements.
 
 import collections
 import itertools
-import pathlib
 import re
 from functools import partial
 
@@ -471,22 +470,6 @@ def test_automatic_checks_around_see_what_they_see_of_the_program_by_hand(name, 
         np.testing.assert_array_equal(out, want)
 
 
-def test_automatic_checks_inside_see_jitted_functions():
-    """Of the body, and of a rule that is traced late."""
-    checked = checkify.checkify(jax.jit(lambda v: jnp.log(v - 4)), errors=checkify.all_checks)
-    told = jax.custom_vjp(lambda v: v)
-    told.defvjp(lambda v: (v, v), lambda v, ct: (jnp.where(jnp.isnan(checked(v)[1]), 0, ct),))
-    failed = np.flatnonzero(X < 4).tolist()
-    for resources in [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]:
-        with mesh42():
-            error, _ = xmap(checked, ["i"], ["i", ...], axis_resources=resources)(X)
-            slope = jax.vjp(xmap(told, ["i"], ["i"], axis_resources=resources), X)[1](
-                np.ones_like(X)
-            )[0]
-        assert sorted(map(int, re.findall(r"at mapped index (\d+):", error.get()))) == failed
-        np.testing.assert_array_equal(slope, X >= 4)
-
-
 @pytest.mark.parametrize("name", list(CHECKED)[:4])
 def test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment(name):
     for resources in [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]:
@@ -534,59 +517,3 @@ def test_io_callbacks_under_transformations_around(around, resources):
 
 
 # ------------------------------------------------------------------------- the table of the guide
-
-GUIDE = pathlib.Path(__file__).parents[2] / "migration_guide.md"
-SECTION = GUIDE.read_text().partition("### Effects")[2].partition("\n### ")[0]
-ROW = re.compile(r"^\| (`(?:io_callback|jax\.|checkify).*?) \| (.*?) \| (.*?) \|$", re.M)
-
-
-def counted(effect, resources, body_of):
-    """How often Python is called, and the results."""
-    host = Host()
-
-    def call(v):
-        if effect == "`io_callback`":
-            return io_callback(host, SCALAR, v)
-        if effect == "`jax.pure_callback`":
-            return jax.pure_callback(lambda v: (host(v), np.float32(v))[1], SCALAR, v)
-        jax.debug.callback(host, v)
-        return v
-
-    with mesh42():
-        jax.block_until_ready(xmap(body_of(call), ["i"], ["i"], axis_resources=resources)(X))
-        jax.effects_barrier()
-    return len(host.told)
-
-
-@pytest.mark.parametrize(
-    ("effect", "copies", "apart"), ROW.findall(SECTION), ids=lambda cell: cell[:24]
-)
-def test_the_table_of_effects_says_what_happens(effect, copies, apart):
-    if "checkify" in effect:
-        if "around" in effect:
-            test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment(
-                "in a branch"
-            )
-            assert (copies, apart) == ("refused", "refused")
-        else:
-            test_a_check_in_the_body_is_that_of_each_element("in a branch")
-            assert (copies, apart) == (
-                "each device has its own",
-                "checked for elements that reach it",
-            )
-    else:
-        said = {8: "one device calls, and all receive its result", 16: "each device calls"}
-        assert copies == said[counted(effect, {"i": "x"}, lambda call: call)]
-        try:
-            assert (
-                apart
-                == {8: "may call for all elements"}[
-                    counted(effect, {}, lambda call: partial(in_half, call))
-                ]
-            )
-        except NotImplementedError:
-            assert apart == "refused"
-
-
-def test_the_table_has_all_rows():
-    assert len(ROW.findall(SECTION)) == 5

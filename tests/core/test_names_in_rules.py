@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import linear_call
 
 from xmap_compat import Mesh, SerialLoop, xmap
 
@@ -67,6 +68,10 @@ def gradient(naming):
     return jax.custom_gradient(lambda x: (x * 1.0, lambda ct: (naming(ct),)))
 
 
+def transpose(naming):
+    return lambda x: linear_call(lambda _, v: v * 1.0, lambda _, ct: naming(ct), (), x)
+
+
 def batching(naming):
     function = custom_vmap(lambda x: x * 1.0)
     function.def_vmap(lambda size, is_batched, x: (naming(x), True))
@@ -111,7 +116,7 @@ def in_a_branch(naming):
     return lambda x: lax.cond(x > 2, function, jnp.sin, x)
 
 
-REVERSE = [backward, forward, forward_and_back, tangent, tangent_of_each, gradient]
+REVERSE = [backward, forward, forward_and_back, tangent, tangent_of_each, gradient, transpose]
 REVERSE += [root, tangent_of_root, solver, checkpointed, in_a_loop, in_a_branch]
 FORWARD = [tangent, tangent_of_each, root, tangent_of_root, in_a_branch, batching]
 CASES = [(rule, "gradient") for rule in [*REVERSE, batching]]
@@ -164,14 +169,21 @@ def test_the_rule_of_a_custom_vmap_names_no_axis(how, used):
             run(function, how, placement)
 
 
+def test_the_transpose_of_a_linear_call_names_no_axis():
+    function = transpose(lambda ct: lax.psum(ct, "i"))
+    for placement in PLACEMENTS:
+        with pytest.raises(NameError, match="linear_call may name no axes of the xmap"):
+            run(function, "gradient", placement)
+
+
 def six_times(u):
     """An xmap over the mesh axis that the rules above may not name."""
     mapped = xmap(lambda k: k * u, ["k"], ["k"], axis_resources={"k": "x"})
     return mapped(jnp.arange(4.0)).sum()
 
 
-# JAX holds the rule of a root as one operation, and a branch keeps what it has computed.
-NOT_CALLING = [(in_a_branch, "gradient inside")]
+# JAX holds the rule of a root, and a linear_call, as one operation, and a branch keeps what it has computed.
+NOT_CALLING = [(transpose, "gradient inside"), (in_a_branch, "gradient inside")]
 NOT_CALLING += [(tangent_of_root, "gradient"), (tangent_of_root, "tangent")]
 CALLING = [case for case in CASES if case not in NOT_CALLING]
 

@@ -85,7 +85,7 @@ PARAMETERS = re.findall(
     body_jaxpr body_nconsts branches branches_platforms call call_jaxpr cond_jaxpr cond_nconsts const_lengths
     ft_in fwd_jaxpr in_specs interpret jaxpr jaxprs length manual_axes mesh name newly_manual_axes num_carry
     num_consts out_avals out_specs out_trees policy prevent_cse reverse subfuns symbolic_zeros
-    unroll
+    transpose_thunk unroll
     """,
 )
 # Those of some releases.
@@ -313,6 +313,7 @@ def structured_program(x):
     x = jax.checkpoint(jax.jit(jnp.sin))(x) + jax.vjp(vjp, x)[0]
     x = jax.lax.custom_linear_solve(lambda v: v, x, lambda _, b: b, lambda _, b: b)
     x = jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())(x)
+    x = jax.custom_derivatives.linear_call(lambda _, v: v, lambda _, ct: ct, (), x)
     x = pallas.pallas_call(lambda read, written: None, x, interpret=True)(x)
     return jnp.dot(jax.lax.all_gather(x, "i"), jnp.ones(1))
 

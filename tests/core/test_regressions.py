@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental.ode import odeint
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from tables import expressions
@@ -63,56 +62,7 @@ def gradient(f, argnums=0):
 # ------------------------------------------------------------------- values that compare
 
 
-NOT_A_NUMBER = np.array([1, 2, 3, 0, 2, np.nan, 0, 1], np.float32)
-EXTREMES = {
-    "pmax": (lambda v: lax.pmax(v, "a"), np.max),
-    "pmin": (lambda v: lax.pmin(v, "a"), np.min),
-    "max": (lambda v: jnp.max(v, axis="a"), np.max),
-    "min": (lambda v: jnp.min(v, axis="a"), np.min),
-}
-
-
-@over_placements
-@pytest.mark.parametrize(
-    "x", [NOT_A_NUMBER, -NOT_A_NUMBER, NOT_A_NUMBER[::-1]], ids=["nan", "negative", "reversed"]
-)
-@pytest.mark.parametrize("named, positional", EXTREMES.values(), ids=EXTREMES)
-def test_extremes_keep_nan(mesh42, resources, x, named, positional):
-    with mesh42:
-        actual = xmap(named, ["a"], [], axis_resources=resources)(x)
-    np.testing.assert_array_equal(actual, positional(x))
-
-
 # ------------------------------------------------------------------------ random keys
-
-
-KEY_EXCHANGES = {
-    "all_gather": (lambda k: lax.all_gather(k, "a"), [...], lambda keys: keys),
-    "ppermute": (
-        lambda k: lax.ppermute(k, "a", [(i, (i + 1) % N) for i in range(N)]),
-        ["a"],
-        lambda k: jnp.roll(k, 1),
-    ),
-    "pshuffle": (
-        lambda k: lax.pshuffle(k, "a", list(range(N))[::-1]),
-        ["a"],
-        lambda keys: keys[::-1],
-    ),
-    "all_to_all": (
-        lambda k: lax.all_to_all(jax.random.split(k, N), "a", 0, 0),
-        ["a", ...],
-        lambda keys: jnp.stack([jax.random.split(k, N) for k in keys]).T,
-    ),
-}
-
-
-@over_placements
-@pytest.mark.parametrize("named, out_axes, positional", KEY_EXCHANGES.values(), ids=KEY_EXCHANGES)
-def test_typed_keys_are_exchanged(mesh42, resources, named, out_axes, positional):
-    keys = jax.random.split(jax.random.key(3), N)
-    with mesh42:
-        actual = xmap(named, ["a"], out_axes, axis_resources=resources)(keys)
-    np.testing.assert_array_equal(*map(jax.random.key_data, (actual, positional(keys))))
 
 
 # ------------------------------------------------------------------ arguments of collectives
@@ -236,26 +186,6 @@ def on_device_rows(f):
     return lambda x, w: f(x[:, 0], w)[:, None]
 
 
-@over_placements
-def test_inside_shard_map_its_axes_are_reached(mesh42, resources):
-    x = numbers(N, 4)
-
-    def on_device(x):
-        f = xmap(
-            lambda v: lax.psum(v, "x") + lax.psum(v, "a"),
-            ["a", ...],
-            ["a", ...],
-            axis_resources=resources,
-        )
-        return f(x)
-
-    with mesh42:
-        f = jax.shard_map(
-            on_device, mesh=user_mesh(), in_specs=P(None, "x"), out_specs=P(None, "x")
-        )
-        assert_close(f(x), x.sum(1, keepdims=True) + x.sum(0))
-
-
 def test_a_nested_call_reaches_an_outer_axis_with_the_name_of_a_mesh_axis():
     x = numbers(N, 4, 3)
 
@@ -303,40 +233,6 @@ def test_custom_rules_that_optimize_rematerialization(mesh42, resources, wrap):
     assert_close(actual, np.sin(x) + 7 * x * np.cos(x))
 
 
-def trapezoid(v):
-    """A rule that is met under ``jit`` with an array that it closes over, which is not differentiated."""
-    times = jnp.array([0.0, 0.5])
-    return odeint(lambda y, t: -y, v, times)[-1]
-
-
-@over_all
-def test_the_rule_of_an_integrator(mesh42, resources):
-    x, w = numbers(N, 3), numbers(3)
-    with mesh42:
-        f = xmap(
-            lambda v, w: trapezoid(v) * w, (["a", ...], {}), ["a", ...], axis_resources=resources
-        )
-        actual = jax.grad(lambda x, w: f(x, w).sum(), (0, 1))(x, w)
-    decay = np.exp(np.float32(-0.5))
-    assert_close(actual, (np.broadcast_to(decay * w, x.shape), decay * x.sum(0)), 1e-4)
-
-
-@over_all
-@pytest.mark.parametrize("impl", ["unsafe_rbg", "rbg", "threefry2x32"])
-def test_keys_of_each_element(mesh42, resources, impl):
-    """Keys made and used element by element are those of a Python loop, whatever generator makes them."""
-
-    def draw(key, k):
-        first, second = jax.random.split(jax.random.fold_in(key, k))
-        return jax.random.bits(first, (2,)) ^ jax.random.bits(second, (2,))
-
-    key = jax.random.key(1, impl=impl)
-    with mesh42:
-        f = xmap(draw, ({}, ["a"]), ["a", ...], axis_resources=resources)
-        actual = f(key, np.arange(N))
-    np.testing.assert_array_equal(actual, np.stack([draw(key, k) for k in range(N)]))
-
-
 # ------------------------------------------------------------------------------- caches
 
 
@@ -347,25 +243,3 @@ def test_a_jitted_helper_follows_the_sizes_of_axes():
             xmap(helper, ["a"], ["a"])(np.ones(size, np.float32)),
             size + np.arange(size, dtype=np.float32),
         )
-
-
-@over_placements
-def test_a_jitted_helper_is_kept_once(mesh42, resources):
-    """A function that the user jitted is one function of the compiled program, however often it is called."""
-
-    @jax.jit
-    def helper(v):
-        return jnp.sin(v) * jnp.cos(v)
-
-    def named(v):
-        for _ in range(10):
-            v = helper(v) + lax.pmean(v, "a")
-        return v
-
-    with mesh42:
-        text = (
-            xmap(named, ["a", ...], ["a", ...], axis_resources=resources)
-            .lower(numbers(N, 3))
-            .as_text()
-        )
-    assert 1 <= text.count("stablehlo.sine") < 10

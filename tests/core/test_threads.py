@@ -143,28 +143,6 @@ def test_threads_with_programs_and_meshes_of_their_own():
     assert all(in_threads(*(lambda k=k: call_in_its_own_mesh(k) for k in range(THREADS))))
 
 
-def test_threads_that_share_one_xmapped_function():
-    body, positional = scaled_distance(3)
-    expected = positional(X, Y)
-    shared = {
-        r: xmap(body, (["i"], ["i", ...]), (["i", ...], {}, ["i"]), axis_resources={"i": r})
-        for r in ("x", ())
-    }
-
-    def work(k):
-        devices, names, _, _ = SETTINGS[k]
-        for resources, fun in shared.items():
-            with mesh(devices, names) as m:
-                results = jax.block_until_ready(fun(X, Y))
-            for result, want in zip(results, expected):
-                np.testing.assert_allclose(result, want, rtol=1e-5)
-            assert results[0].sharding.device_set == (
-                set(m.devices.flat) if resources else {DEVICES[0]}
-            )
-
-    in_threads(*(lambda k=k: work(k) for k in range(THREADS)))
-
-
 def test_the_innermost_mesh_is_that_of_one_thread():
     entered = threading.Barrier(THREADS)
 
@@ -181,19 +159,6 @@ def test_the_innermost_mesh_is_that_of_one_thread():
         assert out.sharding == NamedSharding(m, spec)
 
     in_threads(*(lambda k=k: work(k) for k in range(THREADS)))
-
-
-def test_what_bodies_find_in_jax_is_there_as_long_as_any_thread_needs_it():
-    def work():
-        for _ in range(30):
-
-            def body(x):
-                return jax.lax.pdot(x, x, "i")  # another function each time: it is traced
-
-            result = jax.eval_shape(xmap(body, ["i"], {}), X)
-            assert result.shape == ()
-
-    in_threads(*[work] * THREADS)
 
 
 def test_loops_are_those_of_one_thread():
@@ -297,34 +262,6 @@ def test_install_and_uninstall_while_another_thread_traces():
                 assert jax.lax.pdot is xmap_compat.pdot
 
     while_in_a_body(install_and_uninstall)
-
-
-def test_installed_while_another_thread_traces_and_still_there_afterwards():
-    while_in_a_body(install)
-    try:
-        assert jax.lax.pdot is xmap_compat.pdot
-        assert hasattr(jax.experimental, "maps")
-    finally:
-        uninstall()
-
-
-def test_uninstalled_while_another_thread_traces():
-    install()
-    while_in_a_body(uninstall)
-    assert not hasattr(jax.experimental, "maps")
-
-
-def test_threads_that_install_at_once_install_once():
-    seen = []
-
-    def work():
-        for _ in range(20):
-            install()
-        seen.append(sys.modules["jax.experimental.maps"])
-
-    in_threads(*[work] * THREADS)
-    assert len(seen) == THREADS and len({id(module) for module in seen}) == 1
-    uninstall()
 
 
 def test_threads_that_install_and_uninstall_at_once_leave_jax_as_it_was():

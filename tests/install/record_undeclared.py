@@ -1,4 +1,4 @@
-"""Record what jax 0.4.30 gives for undeclared results: ``python record_undeclared.py``, with that jax.
+"""Record what jax 0.4.30 gives for undeclared results: ``PYTHONPATH=../helpers python record_undeclared.py``, with it.
 
 Writes ``undeclared_0_4_30.json`` and ``undeclared_chains_0_4_30.json``.
 """
@@ -40,18 +40,13 @@ def recorded(run, *args):
 if __name__ == "__main__":
     assert jax.__version__ == "0.4.30", jax.__version__
     with jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
-        written(
-            "undeclared",
-            {n: undeclared_programs.outcome(n, xmap) for n in undeclared_programs.PROGRAMS},
-        )
-        chains = {
-            name: {
-                c: recorded(undeclared_chains.chain, name, xmap, [c])
-                for c in undeclared_chains.COLLECTIVES
-            }
-            for name in undeclared_chains.CHAINS
-        }
-        hostile = {
-            name: recorded(program, xmap) for name, program in undeclared_hostile.PROGRAMS.items()
-        }
-        written("undeclared_chains", chains | hostile)
+        outcomes = {n: undeclared_programs.outcome(n, xmap) for n in undeclared_programs.PROGRAMS}
+        written("undeclared", outcomes)
+        rows = {}
+        for name in undeclared_chains.CHAINS:
+            rows[name] = {}
+            for collective in undeclared_chains.COLLECTIVES:
+                rows[name][collective] = recorded(undeclared_chains.chain, name, xmap, [collective])
+        for name in undeclared_hostile.PROGRAMS:
+            rows[name] = recorded(undeclared_hostile.run, name, xmap)
+        written("undeclared_chains", rows)

@@ -73,7 +73,7 @@ def test_collectives_combine_what_each_device_has(maps, quiet, name):
 def test_programs_that_feed_on_undeclared_results_have_legacys_numbers(maps, quiet, program):
     assert not isinstance(CHAINS[program], str)
     with MESH:
-        same_on_each_device(undeclared_hostile.PROGRAMS[program](maps.xmap), CHAINS[program])
+        same_on_each_device(undeclared_hostile.run(program, maps.xmap), CHAINS[program])
 
 
 @pytest.mark.parametrize("placement", undeclared_chains.PLACEMENTS)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from tables import expressions
 
 # ------------------------------------------------------------------------------- the table
 
@@ -32,24 +33,26 @@ def _rotation(axis):
 
 
 # Functions of a value, the axes of reductions, and the axis of exchanges.
-COLLECTIVES = {
-    "psum": lambda s, over, along: lax.psum(s, over),
-    "pmean": lambda s, over, along: lax.pmean(s, over),
-    "pmax": lambda s, over, along: lax.pmax(s, over),
-    "pmin": lambda s, over, along: lax.pmin(s, over),
-    "all_gather": lambda s, over, along: lax.all_gather(s, along),
-    "ppermute": lambda s, over, along: lax.ppermute(s, along, _rotation(along)),
-    "pshuffle": lambda s, over, along: lax.pshuffle(
-        s, along, list(range(lax.psum(1, along)))[::-1]
-    ),
-    "all_to_all": lambda s, over, along: lax.all_to_all(_ranked(s, along), along, 0, 0),
-    "psum_scatter": lambda s, over, along: lax.psum_scatter(_ranked(s, along), along),
-    "pdot": lambda s, over, along: lax.pdot(s, s + 1, over),
-    "jnp.sum": lambda s, over, along: jnp.sum(s, axis=over if isinstance(over, tuple) else (over,)),
-    "axis_index": lambda s, over, along: s + lax.axis_index(along),
-    "last axis": lambda s, over, along: lax.psum(s, over[-1]),
-    "gradient": lambda s, over, along: jax.grad(lambda w: lax.psum(w, over) ** 2 / 8)(s),
-}
+COLLECTIVES = expressions(
+    """
+psum: lax.psum(s, over)
+pmean: lax.pmean(s, over)
+pmax: lax.pmax(s, over)
+pmin: lax.pmin(s, over)
+all_gather: lax.all_gather(s, along)
+ppermute: lax.ppermute(s, along, _rotation(along))
+pshuffle: lax.pshuffle(s, along, list(range(lax.psum(1, along)))[::-1])
+all_to_all: lax.all_to_all(_ranked(s, along), along, 0, 0)
+psum_scatter: lax.psum_scatter(_ranked(s, along), along)
+pdot: lax.pdot(s, s + 1, over)
+jnp.sum: jnp.sum(s, axis=over if isinstance(over, tuple) else (over,))
+axis_index: s + lax.axis_index(along)
+last axis: lax.psum(s, over[-1])
+gradient: jax.grad(lambda w: lax.psum(w, over) ** 2 / 8)(s)
+""",
+    "s, over, along",
+    globals(),
+)
 
 STATES = ("undeclared", "declared")
 FEEDS = ("as {}", "named", "in a scan", "donated", "through no mesh", "after other operations")

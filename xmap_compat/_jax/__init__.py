@@ -45,6 +45,7 @@ from xmap_compat._jax.equations import (
     While,
     inline_calls,
     read,
+    with_traced_transpose,
 )
 from xmap_compat._jax.jaxprs import (
     Literal,

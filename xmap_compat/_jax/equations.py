@@ -242,6 +242,12 @@ def read(eqn: Any) -> _Structured | None:
     return _READERS[name](eqn.params)
 
 
+def with_traced_transpose(eqn: Any, trace: Callable[[Callable[[], Any]], Any]) -> Any:
+    """A ``linear_call`` whose transpose JAX traces, when it needs it, as ``trace`` calls it."""
+    traced_late = eqn.params["transpose_thunk"]
+    return eqn.replace(params={**eqn.params, "transpose_thunk": lambda: trace(traced_late)})
+
+
 def _scan(params):
     """Flat trees ``ft_in`` replace ``num_consts`` and ``num_carry`` since 0.11."""
     if "num_consts" in params:

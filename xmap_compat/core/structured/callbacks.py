@@ -12,7 +12,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import cast_data, cast_to, gather_devices
+from xmap_compat.core.device import cast_data, cast_to, gather_devices, laid_out_over
 from xmap_compat.core.errors import LEGACY, as_set, check_from_outside, token
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.rules.ordinary import bind_ordinary
@@ -23,12 +23,21 @@ def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> l
     """Make one call for each element, as the body is written for one, unless the program allows
     more in a call.
 
-    Old programs allow it by ``vectorized=True``, where NumPy would align operands of different
-    ranks wrongly: they get one call for each element, too.
+    Old programs allow it by ``vectorized=True``.  JAX adds dimensions to those operands that vary
+    over an axis.  NumPy aligns them correctly if all operands that vary have the same dimensions
+    and no operand has a higher rank; else the results would depend on which axes have local
+    dimensions.
     """
-    method = eqn.params["vmap_method"]
-    if method in (None, "legacy_vectorized"):
-        method = "sequential"
+    method = eqn.params["vmap_method"] or "sequential"
+    if method == "legacy_vectorized":
+        varying = [v for v in operands if v.names]
+        ranks = {v.dims.count(None) for v in varying}
+        highest = max((v.dims.count(None) for v in operands), default=0)
+        if ranks == {highest}:
+            names = union_of_names(varying)
+            operands = [laid_out_over(ev.view, v, names) if v.names else v for v in operands]
+        else:
+            method = "sequential"
     params = {**eqn.params, "sharding": None, "vmap_method": method}
     return bind_named(ev.view, eqn.primitive, operands, params)
 

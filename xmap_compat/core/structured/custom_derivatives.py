@@ -22,8 +22,10 @@ from xmap_compat.core.device import cast_alike, cast_to, laid_out
 from xmap_compat.core.errors import quoted
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.rules.libraries import bind_on_whole_axes
+from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
+from xmap_compat.core.trace import call_without_axes
 from xmap_compat.core.values import (
     NamedValue,
     is_smooth,
@@ -187,15 +189,21 @@ def _residual(value, returned):
 
 # ---------------------------------------------------------------- batching rules, solvers
 
+_NAMES_IN_LINEAR_CALL = (
+    "The functions of a linear_call may name no axes of the xmap. "
+    "Use jax.custom_vjp, whose rules may"
+)
+
 
 def linear_call(
     ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any
 ) -> list[NamedValue]:
-    where = _jax.where_in_user_code(eqn)
-    raise NotImplementedError(
-        f"The linear_call at {where} cannot be evaluated in an xmapped function. "
-        "Use jax.custom_vjp, whose rules may name axes"
-    )
+    """A ``linear_call``, whose transpose JAX traces when it differentiates."""
+
+    def trace(transpose):
+        return call_without_axes(transpose, _NAMES_IN_LINEAR_CALL, ev.view.in_our_shard_map)
+
+    return bind_ordinary(ev.view, _jax.with_traced_transpose(eqn, trace), operands)
 
 
 def custom_vmap(
