@@ -14,69 +14,55 @@ KEYS = {
     "rbg": lambda: jax.random.key(7, impl="rbg"),
 }
 
-
-SAMPLERS = {
-    "normal": lambda n, key, shape: n.random.normal(key, shape),
-    "normal of float16": lambda n, key, shape: n.random.normal(key, shape, jnp.float16),
-    "complex normal": lambda n, key, shape: n.random.normal(key, shape=shape, dtype=jnp.complex64),
-    "uniform": lambda n, key, shape: n.random.uniform(key, shape, minval=-1.0, maxval=3.0),
-    "truncated normal": lambda n, key, shape: n.random.truncated_normal(
-        key, -1.0, jnp.float32(2), shape
-    ),
-    "bernoulli": lambda n, key, shape: n.random.bernoulli(key, 0.3, shape),
-}
-
-
-def scaled(*settings, **axes):
-    """By the fans of an initializer."""
-    return lambda n, key, shape: n.initializers.variance_scaling(2.0, *settings, **axes)(key, shape)
-
-
-def made_by(name, *args):
-    return lambda n, key, shape: getattr(n.initializers, name)(*args)(key, shape)
-
-
-def of_type(name, dtype):
-    return lambda n, key, shape: getattr(n.initializers, name)()(key, shape, dtype)
-
-
-SAMPLERS |= {
-    "initializer normal": made_by("normal"),
-    "initializer uniform": made_by("uniform", 0.5),
-    "initializer truncated": made_by("truncated_normal"),
-    "initializer glorot": made_by("glorot_uniform"),
-    "initializer xavier": made_by("xavier_normal"),
-    "initializer lecun": made_by("lecun_normal"),
-    "initializer he": made_by("he_uniform"),
-    "initializer kaiming of float16": of_type("kaiming_normal", jnp.float16),
-    "initializer of fan in": scaled("fan_in", "normal", in_axis="i", out_axis=0),
-    "initializer of fan out": scaled("fan_out", "truncated_normal", in_axis="i", out_axis=-1),
-    "initializer of both": scaled("fan_avg", "uniform", in_axis=("i", 0), out_axis=1),
-    "initializer of a batch": scaled("fan_in", "normal", batch_axis="i"),
-}
+# name: of a key and a shape, with random and initializers as they are there
+SAMPLERS = """
+normal: random.normal(key, shape)
+normal of float16: random.normal(key, shape, jnp.float16)
+complex normal: random.normal(key, shape=shape, dtype=jnp.complex64)
+uniform: random.uniform(key, shape, minval=-1.0, maxval=3.0)
+truncated normal: random.truncated_normal(key, -1.0, jnp.float32(2), shape)
+bernoulli: random.bernoulli(key, 0.3, shape)
+initializer normal: initializers.normal()(key, shape)
+initializer uniform: initializers.uniform(0.5)(key, shape)
+initializer truncated: initializers.truncated_normal()(key, shape)
+initializer glorot: initializers.glorot_uniform()(key, shape)
+initializer xavier: initializers.xavier_normal()(key, shape)
+initializer lecun: initializers.lecun_normal()(key, shape)
+initializer he: initializers.he_uniform()(key, shape)
+initializer kaiming of float16: initializers.kaiming_normal()(key, shape, jnp.float16)
+initializer of fan in: scaled("fan_in", "normal", in_axis="i", out_axis=0)(key, shape)
+initializer of fan out: scaled("fan_out", "truncated_normal", in_axis="i", out_axis=-1)(key, shape)
+initializer of both: scaled("fan_avg", "uniform", in_axis=("i", 0), out_axis=1)(key, shape)
+initializer of a batch: scaled("fan_in", "normal", batch_axis="i")(key, shape)
+"""
+SAMPLERS = dict(line.split(": ") for line in SAMPLERS.strip().splitlines())
 NAMES = {"i": ("i",), "ij": ("i", "j"), "ji": ("j", "i")}
 
 
 def cases():
     for sampler in SAMPLERS:
         for names in NAMES:
+            if sampler.startswith("initializer") and names == "ji":
+                continue
+            every_key = names == "i" and sampler in ("normal", "uniform", "complex normal")
             for key in KEYS:
-                if sampler.startswith("initializer") and names == "ji":
-                    continue
-                every_key = names == "i" and sampler in ("normal", "uniform", "complex normal")
                 if key == "threefry" or every_key:
                     yield f"{sampler}/{names}/{key}"
 
 
 def run(case, n, xmap, **options):
     sampler, names, key = case.split("/")
-    shape = n.NamedShape(2, 3, **{name: SIZES[name] for name in NAMES[names]})
-    sizes = dict(shape.named_items)
-    body = xmap(
-        lambda k: SAMPLERS[sampler](n, k, shape),
-        {},
-        [*sorted(sizes), ...],
-        axis_sizes=sizes,
-        **options,
-    )
-    return body(KEYS[key]())
+    sizes = {name: SIZES[name] for name in NAMES[names]}
+    shape = n.NamedShape(2, 3, **sizes)
+
+    def scaled(*settings, **axes):
+        """By the fans of an initializer."""
+        return n.initializers.variance_scaling(2.0, *settings, **axes)
+
+    def body(key):
+        given = {"jnp": jnp, "scaled": scaled, "key": key, "shape": shape}
+        return eval(SAMPLERS[sampler], {**vars(n), **given})
+
+    out_axes = [*sorted(sizes), ...]
+    sampled = xmap(body, {}, out_axes, axis_sizes=sizes, **options)
+    return sampled(KEYS[key]())

@@ -7,6 +7,7 @@ The enumeration of assignments is compared with one written out by hand, and wit
 import dataclasses
 import itertools
 import math
+import operator
 import re
 
 import jax
@@ -21,6 +22,7 @@ from xmap_compat.core import batch, collectives, parameters
 DEVICES = np.array(jax.devices())
 MESH42 = Mesh(DEVICES.reshape(4, 2), ("x", "y"))
 ROWS = ["i", ...]
+EVERYTHING = [{"i": "x"}, {"i": "y"}, {"i": ("x", "y")}, {"i": ("y", "x")}]
 X = np.random.default_rng(0).normal(size=(8, 4, 3)).astype(np.float32)
 
 
@@ -56,21 +58,23 @@ def wrong_on_devices(monkeypatch):
 
 @pytest.mark.parametrize("derivatives", [False, True])
 def test_a_right_program_passes(derivatives):
-    checked = testing.check_assignments(
-        centred_mapped(), X, mesh=MESH42, derivatives=derivatives, limit=4
-    )
+    options = {"mesh": MESH42, "derivatives": derivatives, "limit": 4}
+    checked = testing.check_assignments(centred_mapped(), X, **options)
     assert len(checked) == 4
     assert all(checked)
 
 
 def test_the_positional_function_may_be_the_reference():
-    positional = lambda x: {"rows": x - x.mean(0), "total": x.sum((1, 2))}
-    assert testing.check_assignments(
-        centred_mapped(), X, mesh=MESH42, limit=2, reference=positional
-    )
+    def positional(x):
+        return {"rows": x - x.mean(0), "total": x.sum((1, 2))}
+
+    def twice(x):
+        return {"rows": x - x.mean(0), "total": 2 * x.sum((1, 2))}
+
+    f = centred_mapped()
+    assert testing.check_assignments(f, X, mesh=MESH42, limit=2, reference=positional)
     with pytest.raises(AssertionError, match=r"changes result\['total'\]"):
-        twice = lambda x: {"rows": x - x.mean(0), "total": 2 * x.sum((1, 2))}
-        testing.check_assignments(centred_mapped(), X, mesh=MESH42, limit=2, reference=twice)
+        testing.check_assignments(f, X, mesh=MESH42, limit=2, reference=twice)
 
 
 def test_the_functions_own_resources_do_not_matter():
@@ -115,15 +119,13 @@ def test_complex_arguments_have_derivatives():
 def test_a_planted_error_is_found_and_described(wrong_on_devices):
     wrong_on_devices("psum", lambda x: x.at[1].add(0.5))
     f = xmap(lambda x: {"sum": lax.psum(x, "i")}, ROWS, {"sum": {}})
+    ones = np.ones((8, 3), np.float32)
     with pytest.raises(AssertionError) as caught:
-        testing.check_assignments(
-            f, np.ones((8, 3), np.float32), only=[{}, {"i": "y"}], mesh=MESH42
-        )
+        testing.check_assignments(f, ones, only=[{}, {"i": "y"}], mesh=MESH42)
     message = str(caught.value)
     assert "axis_resources={'i': 'y'} on the mesh (x: 4, y: 2) changes result['sum']\n" in message
-    assert "Mismatched elements: 1 / 3" in message and re.search(
-        r"Max absolute difference.*: 0\.5", message
-    )
+    assert "Mismatched elements: 1 / 3" in message
+    assert re.search(r"Max absolute difference.*: 0\.5", message)
 
 
 def test_a_planted_error_is_found_by_the_default_choice(wrong_on_devices):
@@ -205,33 +207,23 @@ def test_tolerances():
 
 def test_all_assignments_of_one_axis():
     options = {"sizes": {"i": 8}, "mesh": {"x": 4, "y": 2}, "limit": None}
-    assert testing.assignments(**options) == [
-        {"i": "x"},
-        {"i": "y"},
-        {"i": ("x", "y")},
-        {"i": ("y", "x")},
-    ]
+    assert testing.assignments(**options) == EVERYTHING
     looped = [a["i"] for a in testing.assignments(**options, loops=["i"])]
-    after = lambda *mesh_axes: [(*mesh_axes, SerialLoop(2))]
-    alone = [SerialLoop(2), SerialLoop(8)]
-    assert looped == [
-        *alone,
-        "x",
-        *after("x"),
-        "y",
-        *after("y"),
-        ("y", SerialLoop(4)),
-        ("x", "y"),
-        ("y", "x"),
-    ]
+    two = SerialLoop(2)
+    alone = [two, SerialLoop(8)]
+    split = ["x", ("x", two), "y", ("y", two), ("y", SerialLoop(4))]
+    assert looped == [*alone, *split, ("x", "y"), ("y", "x")]
 
 
 def entries(assignment):
-    return [
-        e
-        for value in assignment.values()
-        for e in (value if isinstance(value, tuple) else (value,))
-    ]
+    found = []
+    for value in assignment.values():
+        found += value if isinstance(value, tuple) else [value]
+    return found
+
+
+def loops_in(assignment):
+    return [e for e in entries(assignment) if isinstance(e, SerialLoop)]
 
 
 def test_assignments_are_valid_distinct_and_complete():
@@ -240,17 +232,16 @@ def test_assignments_are_valid_distinct_and_complete():
     orders = [order for n in range(4) for order in itertools.permutations(mesh, n)]
     expected = set()
     for choice in itertools.product(orders, repeat=3):
-        used = [m for order in choice for m in order]
-        divides = all(
-            size % math.prod(mesh[m] for m in order) == 0
-            for size, order in zip(sizes.values(), choice)
-        )
+        used = [*itertools.chain(*choice)]
+        parts = [math.prod(mesh[m] for m in order) for order in choice]
+        divides = not any(map(operator.mod, sizes.values(), parts))
         if len(set(used)) == len(used) and divides and used:
             expected.add(choice)
     found = testing.assignments(sizes, mesh, limit=None)
-    as_choice = lambda a: tuple(
-        v if isinstance(v, tuple) else (v,) for v in (a.get(n, ()) for n in sizes)
-    )
+
+    def as_choice(assignment):
+        return tuple(tuple(entries({n: assignment.get(n, ())})) for n in sizes)
+
     assert {as_choice(a) for a in found} == expected
     assert len(found) == len(expected)
 
@@ -261,7 +252,8 @@ def test_a_limited_choice_is_spread_over_all():
     chosen = testing.assignments(sizes, mesh, limit=8)
     assert chosen == testing.assignments(sizes, MESH42, limit=8)
     positions = [every.index(assignment) for assignment in chosen]
-    assert positions[0] == 0 and {*np.diff(positions)} <= {2, 3}
+    assert positions[0] == 0
+    assert {*np.diff(positions)} <= {2, 3}
     for name in sizes:
         assert {a.get(name) for a in chosen} & {"x", "y"}
     assert any(len(a) == 2 for a in chosen)
@@ -269,24 +261,20 @@ def test_a_limited_choice_is_spread_over_all():
 
 def test_loops_are_tried_where_no_collective_names_the_axis():
     checked = testing.check_assignments(centred_mapped(), X, mesh=MESH42, loops=True, limit=None)
-    assert not any(isinstance(e, SerialLoop) for a in checked for e in entries(a))
+    assert not any(map(loops_in, checked))
     f = xmap(lambda x: x - lax.pmean(x, "i"), ["i", "j", ...], ["i", "j", ...])
     checked = testing.check_assignments(f, X, mesh=MESH42, loops=True, limit=10)
-    looped = [a for a in checked if any(isinstance(e, SerialLoop) for e in entries(a))]
+    looped = [*filter(loops_in, checked)]
     assert looped
-    assert not any(
-        isinstance(e, SerialLoop) for a in looped for e in entries({"i": a.get("i", "x")})
-    )
+    for assignment in looped:
+        assert not loops_in({"i": assignment.get("i", "x")})
 
 
 def test_mesh_axes_of_xmaps_inside_are_left_to_them():
     def outer(x):
-        return xmap(
-            lambda v: v - lax.pmean(v, ("j", "i")),
-            ["j", ...],
-            ["j", ...],
-            axis_resources={"j": "x"},
-        )(x)
+        both = ["j", ...]
+        inner = xmap(lambda v: v - lax.pmean(v, ("j", "i")), both, both, axis_resources={"j": "x"})
+        return inner(x)
 
     checked = testing.check_assignments(xmap(outer, ROWS, ROWS), X, mesh=MESH42)
     assert checked == [{"i": "y"}]
@@ -303,8 +291,7 @@ def test_the_mesh_in_scope_is_used():
 
 def test_without_a_mesh_all_devices_are_used():
     f = xmap(jnp.sin, ROWS, ROWS)
-    everything = [{"i": "x"}, {"i": "y"}, {"i": ("x", "y")}, {"i": ("y", "x")}]
-    assert testing.check_assignments(f, X) == everything
+    assert testing.check_assignments(f, X) == EVERYTHING
 
 
 def test_one_device_is_refused(monkeypatch):
@@ -319,11 +306,12 @@ def test_other_functions_are_refused():
 
 
 def test_what_is_no_mesh_is_refused_without_a_frame_of_the_package():
-    with pytest.raises(
-        TypeError, match="The argument mesh of check_assignments should be a mesh"
-    ) as caught:
-        testing.check_assignments(xmap(jnp.sin, ROWS, ROWS), X, mesh=MESH42.devices)
-    assert {entry.path.name for entry in caught.traceback}.isdisjoint({"testing.py", "mesh.py"})
+    f = xmap(jnp.sin, ROWS, ROWS)
+    message = "The argument mesh of check_assignments should be a mesh"
+    with pytest.raises(TypeError, match=message) as caught:
+        testing.check_assignments(f, X, mesh=MESH42.devices)
+    frames = {entry.path.name for entry in caught.traceback}
+    assert frames.isdisjoint({"testing.py", "mesh.py"})
 
 
 def test_a_check_that_would_try_nothing_is_refused():
