@@ -16,7 +16,7 @@ from comparing import assert_same
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.extend.core import jaxpr_as_fun
-from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42, together, vmapped
+from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, around, mesh42, together, vmapped
 
 from xmap_compat import SerialLoop, xmap
 
@@ -33,12 +33,6 @@ def xmapped(resources):
 @functools.cache
 def by_vmap(programs, a, b):
     return jax.jit(vmapped(together(programs)))(*arguments(a, b))
-
-
-# ------------------------------------------------------------------ differentiation inside
-
-
-# ------------------------------------------------------------------------ vmap inside
 
 
 # ---------------------------------------------------------------- functions about functions
@@ -355,18 +349,32 @@ def test_custom_rules(family, placement):
     check_rules(RULES[family], placement)
 
 
-# ------------------------------------------------------------------------------- nested xmap
-
-
-# Inner axes k and m, by ``over(function, in_axes, out_axes, name)``: of an xmap, and of jax.vmap.
-
-
 # ------------------------------------------------------------------------ around an xmapped function
 
 
 def mixing(x, u, w):
     """The body that outer transformations see; it keeps the shape of x."""
     return jnp.tanh(x * w + u) + lax.pmean(x, "a") * lax.psum(x[0] * u, "b")
+
+
+def linearized_around(f, x, u, w):
+    value, linear = jax.linearize(f, x, u, w)
+    transposed = jax.linear_transpose(lambda t: linear(t, 0 * u, 0 * w), x)
+    return value, linear(x, u, -w), transposed(x)
+
+
+def jacobians_around(f, x, u, w):
+    def loss(w):
+        return jnp.sin(f(x, u, w)).sum()
+
+    of_sums = jax.jacrev(lambda w: f(x, u, w).sum((0, 2)))
+    return jax.jacfwd(f, 2)(x, u, w), of_sums(w), jax.hessian(loss)(w)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_around(placement):
+    assert_same(*around((linearized_around, jacobians_around), mixing, placement))
 
 
 @pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:x,b:y", "b:x"])
@@ -428,6 +436,45 @@ def test_strict_promotion_and_leak_checks(placement):
         slopes = jax.grad(lambda *args: f(*args)[2].sum())(*args)
     assert_same(result, jax.jit(vmapped(body))(*args))
     assert_same(slopes, jax.jit(jax.grad(lambda *args: vmapped(body)(*args)[2].sum()))(*args))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:yx", "a:x,b:y"])
+def test_double_precision(placement):
+    a, b, resources = PLACEMENTS[placement]
+
+    def uses(over):
+        f = over(mixing)
+        return f, jax.grad(lambda *args: f(*args).sum()), over(draw_index)
+
+    with mesh42(), jax.enable_x64(True):
+        args = tuple(v.astype(np.float64) for v in arguments(a, b))
+        for ours, theirs in zip(uses(xmapped(resources)), uses(vmapped)):
+            result = ours(*args)
+            assert_same(result, jax.jit(theirs)(*args))
+
+
+def draw_index(x, u, w):
+    return lax.axis_index("a"), jnp.argmax(x), lax.psum(1, "a") * jnp.int64(2)
+
+
+@pytest.mark.parametrize("resources", [(), "x", ("y", "x"), ("x", SerialLoop(2))], ids=str)
+def test_derivatives_of_interpreted_pallas_kernels(rng, resources):
+    """JAX pushes tangents through kernels; it has no reverse mode for them."""
+    x = rng.normal(size=(8, 3)).astype(np.float32)
+    w = rng.normal(size=3).astype(np.float32)
+
+    def kernel(v_ref, w_ref, out_ref):
+        out_ref[...] = jnp.sin(v_ref[...]) * w_ref[...]
+
+    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    product = pl.pallas_call(kernel, out_shape=shape, interpret=True)
+    f = xmap(product, (["a", ...], {}), ["a", ...], axis_resources={"a": resources})
+    with mesh42():
+        value, tangent = jax.jvp(f, (x, w), (w + 0 * x, w * 2))
+    np.testing.assert_allclose(value, np.sin(x) * w, rtol=1e-5)
+    of_both = np.cos(x) * w * w + 2 * np.sin(x) * w
+    np.testing.assert_allclose(tangent, of_both, rtol=1e-4, atol=1e-6)
 
 
 def _on_a_tpu(v):
