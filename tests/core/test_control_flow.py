@@ -21,6 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from named_arrays import by_model
 from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, around, mesh42, together, vmapped
+from tables import expressions
 
 from xmap_compat import SerialLoop, xmap
 
@@ -58,42 +59,18 @@ def scan_carry_becomes_mapped_late(x, u, w):
     return lax.scan(step, (0.0, 0.0, 0.0, 0), x)
 
 
-def scan_backwards_and_unrolled(x, u, w):
-    def step(carry, t):
-        return (carry * 0.5 + t * u, carry)
-
-    options = [{"reverse": True}, {"unroll": 2}, {"unroll": True}, {"reverse": True, "unroll": 3}]
-    return [lax.scan(step, 1.0, x, **option) for option in options]
-
-
-def scan_of_pytrees(x, u, w):
-    def step(carry, slices):
-        carry = {"sum": carry["sum"] + slices["x"], "pair": (carry["pair"][1], slices["w"] * u)}
-        return carry, {"both": (carry["sum"], slices["w"]), "nothing": None}
-
-    return lax.scan(step, {"sum": 0.0, "pair": (w[0], u)}, {"x": x, "w": w})
-
-
-def scan_of_nothing(x, u, w):
-    return lax.scan(lambda carry, t: (carry + t, carry), 0.0, x[:0])
-
-
 def scan_of_other_dtypes(x, u, w):
     def step(carry, t):
         count, seen, half = carry
-        return (count + (t > 0), seen | (t > 1), half + t.astype(jnp.float16)), jnp.int8(3) * (
-            t > 0
-        )
+        positive = t > 0
+        carry = (count + positive, seen | (t > 1), half + t.astype(jnp.float16))
+        return carry, jnp.int8(3) * positive
 
-    return lax.scan(step, (jnp.int32(0), False, jnp.float16(0)), x)
+    return lax.scan(step, (jnp.int32(0), False, jnp.float16(0)), x, reverse=True, unroll=2)
 
 
-def fori_loops(x, u, w):
-    static = lax.fori_loop(0, 4, lambda i, carry: carry * u + i, x)
-    traced = lax.fori_loop(0, jnp.int32(2 + (w[0] > 0)), lambda i, carry: carry * u + x[i], 0.0)
-    empty = lax.fori_loop(5, 2, lambda i, carry: carry * u, x)
-    unrolled = lax.fori_loop(0, 3, lambda i, carry: carry + x[i], 0.0, unroll=True)
-    return static, traced, empty, unrolled
+def traced_bound(x, u, w):
+    return lax.fori_loop(0, jnp.int32(2 + (w[0] > 0)), lambda i, carry: carry * u + x[i], 0.0)
 
 
 def while_whose_predicate_becomes_mapped(x, u, w):
@@ -106,16 +83,6 @@ def while_whose_predicate_becomes_mapped(x, u, w):
     return lax.while_loop(lambda state: state[1], body, (0, True))
 
 
-def while_that_some_never_enter(x, u, w):
-    return lax.while_loop(lambda v: (v > 0) & (v < 8), lambda v: v * 2, u), lax.while_loop(
-        lambda v: v < 0, lambda v: v, 1.0
-    )
-
-
-def while_with_mapped_constants(x, u, w):
-    return lax.while_loop(lambda v: v < jnp.abs(u) + 1, lambda v: v + jnp.abs(x[0]) + 0.1, 0.0)
-
-
 def cond_on_what_all_share(x, u, w):
     def true(x, u):
         return {"out": x * u, "other": 1.0}
@@ -126,64 +93,19 @@ def cond_on_what_all_share(x, u, w):
     return [lax.cond(p, true, false, x, u) for p in (w[0] > 0, w[0] <= 0, True)]
 
 
-def cond_on_what_differs(x, u, w):
-    own = lax.cond(x[0] > 0, lambda v: v * u, lambda v: v - w, x)
-    row = lax.cond(u > 0, lambda: x.sum(), lambda: 0.0)
-    constants = lax.cond(u > 0, lambda: 1, lambda: 2)
-    return own, row, constants
-
-
 def switches(x, u, w):
     branches = [jnp.sin, lambda v: v * u, lambda v: v - w]
-    shared = [lax.switch(k, branches, x) for k in (0, jnp.int32(w[0] > 0), 9, -3)]
-    differing = [
-        lax.switch((u * 2).astype(int), branches, x),
-        lax.switch((x[0] * 4).astype(int), branches, x),
-    ]
-    return shared, differing
-
-
-def maps(x, u, w):
-    plain = lax.map(lambda t: t * u, x)
-    pairs = lax.map(lambda t: (t[0] * t[1], t[0] + u), (x, w))
-    batched = lax.map(lambda t: jnp.sin(t) * u, x, batch_size=2)
-    return plain, pairs, batched
-
-
-def associative_scans(x, u, w):
-    plain = lax.associative_scan(jnp.add, x)
-    backward = lax.associative_scan(jnp.maximum, x * u, reverse=True)
-
-    def compose(f, g):
-        return (f[0] * g[0], g[0] * f[1] + g[1])
-
-    pair = lax.associative_scan(compose, (jnp.outer(x, w), jnp.outer(w, x)), axis=1)
-    return plain, backward, pair
+    indices = (0, jnp.int32(w[0] > 0), 9, -3, (u * 2).astype(int), (x[0] * 4).astype(int))
+    return [lax.switch(k, branches, x) for k in indices]
 
 
 def vmapped_fori_loops(x, u, w):
     """A bound for each turn of a vmap is a predicate with a positional dimension; carries have others after it."""
 
-    def count(n):
-        return lax.fori_loop(0, n, lambda k, c: c + 1.0, 0.0)
-
     def powers(n):
         return lax.fori_loop(0, n, lambda k, c: c * u + x[:2], jnp.ones(2))
 
-    return (
-        jax.vmap(count)(jnp.arange(3)) * u,
-        jax.vmap(powers, out_axes=1)(jnp.arange(3)),
-        jax.vmap(powers)(jnp.array([2, 0])),
-    )
-
-
-def vmapped_while_whose_predicate_is_mapped_as_well(x, u, w):
-    def loop(n):
-        return lax.while_loop(
-            lambda c: (c[0] < n * u) & (c[1] < 5), lambda c: (c[0] + 1, c[1] + 1), (x[0], 0)
-        )
-
-    return jax.vmap(loop)(jnp.arange(3.0))
+    return jax.vmap(powers, out_axes=1)(jnp.arange(3))
 
 
 def vmapped_while_in_vmapped_while(x, u, w):
@@ -191,9 +113,10 @@ def vmapped_while_in_vmapped_while(x, u, w):
         def inner(n, v):
             return lax.fori_loop(0, n + m, lambda k, c: c / 2 + jnp.abs(u), v)
 
-        return lax.while_loop(
-            lambda v: v.sum() < 4, lambda v: jax.vmap(inner)(jnp.arange(3), v) + 1, w
-        )
+        def step(v):
+            return jax.vmap(inner)(jnp.arange(3), v) + 1
+
+        return lax.while_loop(lambda v: v.sum() < 4, step, w)
 
     return jax.vmap(outer)(jnp.arange(2))
 
@@ -207,33 +130,40 @@ def loops_of_libraries(x, u, w):
     return jax.vmap(draw)(jnp.arange(2))
 
 
+SIMPLE = expressions(
+    """
+while that some never enter: lax.while_loop(lambda v: (v > 0) & (v < 8), lambda v: v * 2, u)
+while that none enters: lax.while_loop(lambda v: v < 0, lambda v: v, 1.0)
+while with mapped constants: lax.while_loop(lambda v: v < jnp.abs(u) + 1, lambda v: v + jnp.abs(x[0]) + 0.1, 0.0)
+cond on a row: lax.cond(x[0] > 0, lambda v: v * u, lambda v: v - w, x)
+cond without operands: lax.cond(u > 0, lambda: x.sum(), lambda: 0.0)
+cond of constants: lax.cond(u > 0, lambda: 1, lambda: 2)
+fori_loop: lax.fori_loop(0, 4, lambda i, carry: carry * u + i, x)
+empty fori_loop: lax.fori_loop(5, 2, lambda i, carry: carry * u, x)
+map: lax.map(lambda t: (t[0] * t[1], t[0] + u), (x, w))
+map in batches: lax.map(lambda t: jnp.sin(t) * u, x, batch_size=2)
+scan of nothing: lax.scan(lambda carry, t: (carry + t, carry), 0.0, x[:0])
+associative_scan: lax.associative_scan(jnp.maximum, x * u, reverse=True)
+""",
+    "x, u, w",
+    globals(),
+)
+
+
+def simple_programs(x, u, w):
+    return {name: fun(x, u, w) for name, fun in SIMPLE.items()}
+
+
 LOCAL = {
-    "scan": (
-        scan_carry_becomes_mapped_late,
-        scan_backwards_and_unrolled,
-        scan_of_pytrees,
-        scan_of_nothing,
-        scan_of_other_dtypes,
-    ),
     "loops": (
-        fori_loops,
+        scan_carry_becomes_mapped_late,
+        scan_of_other_dtypes,
+        traced_bound,
         while_whose_predicate_becomes_mapped,
-        while_that_some_never_enter,
-        while_with_mapped_constants,
         loops_of_libraries,
     ),
-    "vmapped while": (
-        vmapped_fori_loops,
-        vmapped_while_whose_predicate_is_mapped_as_well,
-        vmapped_while_in_vmapped_while,
-    ),
-    "others": (
-        cond_on_what_all_share,
-        cond_on_what_differs,
-        switches,
-        maps,
-        associative_scans,
-    ),
+    "vmapped while": (vmapped_fori_loops, vmapped_while_in_vmapped_while),
+    "others": (cond_on_what_all_share, switches, simple_programs),
 }
 
 
@@ -243,19 +173,6 @@ LOCAL = {
 def scan_carry_summed_in_every_turn(x, u, w):
     """The carry enters mapped and is whole after a turn: it must count as mapped throughout."""
     return lax.scan(lambda carry, t: (lax.pmean(carry, "a") * t, carry), u, w)
-
-
-def scan_around_a_ring(x, u, w):
-    """A sum over a by passing parts on to the neighbour."""
-    size = lax.psum(1, "a")
-    ring = [(k, (k + 1) % size) for k in range(size)]
-
-    def step(carry, _):
-        total, passing = carry
-        passing = lax.ppermute(passing, "a", ring)
-        return (total + passing, passing), None
-
-    return lax.scan(step, (x, x), None, length=size - 1)[0][0]
 
 
 def while_early_exit_on_a_residual(x, u, w):
@@ -269,25 +186,7 @@ def while_early_exit_on_a_residual(x, u, w):
     return lax.while_loop(lambda s: (s[1] > 1e-3) & (s[2] < 30), step, (x, jnp.float32(1), 0))
 
 
-def map_and_associative_scan_with_collectives(x, u, w):
-    mapped = lax.map(lambda t: lax.psum(t, "a") * u, x)
-
-    def combine(p, q):
-        return p + q + 0.1 * lax.pmean(p * q, "a")
-
-    return (
-        mapped,
-        lax.map(lambda t: lax.pmean(t, "b"), x, batch_size=2),
-        lax.associative_scan(combine, x),
-    )
-
-
-NAMED = (
-    scan_carry_summed_in_every_turn,
-    scan_around_a_ring,
-    map_and_associative_scan_with_collectives,
-    while_early_exit_on_a_residual,
-)
+NAMED = (scan_carry_summed_in_every_turn, while_early_exit_on_a_residual)
 
 
 @pytest.mark.sampled
@@ -312,110 +211,89 @@ def test_control_flow_with_collectives_inside(placement):
 # -------------------------------------------------------- predicates that differ, with collectives
 
 
-def _own_turns():
-    return (lax.axis_index("a") + 2 * lax.axis_index("b")) % 4
+def halved(over):
+    """A step of a counter, and of a value that gets half of the mean over an axis."""
+
+    def step(s):
+        return s[0] + 1, s[1] / 2 + lax.pmean(s[1], over)
+
+    return step
 
 
-def cond_sum_in_one_branch(x, u, w):
-    return lax.cond(lax.axis_index("a") % 2 == 0, lambda v: lax.psum(v, "a"), lambda v: 2 * v, x)
+def halved_thrice(v):
+    return lax.while_loop(lambda s: s[0] < 3, halved("a"), (0, v))[1]
 
 
-def cond_differs_over_another_axis(x, u, w):
-    return lax.cond(u > 0, lambda v: lax.psum(v, "b"), lambda v: v, x)
-
-
-def switch_exchanges(x, u, w):
+def back_around(v):
     size = lax.psum(1, "a")
-    back = [(k, (k - 1) % size) for k in range(size)]
-    branches = [
-        lambda v: lax.ppermute(v, "a", back),
-        lambda v: lax.all_gather(v, "b").sum(0),
-        lambda v: v * lax.axis_index("a"),
-    ]
-    return lax.switch(lax.axis_index("b") - 1, branches, x)
+    return lax.ppermute(v, "a", [(k, (k - 1) % size) for k in range(size)])
 
 
 def cond_hides_the_sum_deeply(x, u, w):
     """The collective is inside a scan in a remat in a jit in an inner cond on which all agree."""
-    total = jax.jit(
-        jax.checkpoint(lambda v: lax.scan(lambda c, t: (c + lax.psum(t, "b"), t), 0.0, v)[0])
-    )
+
+    def total(v):
+        return lax.scan(lambda c, t: (c + lax.psum(t, "b"), t), 0.0, v)[0]
 
     def inner(v):
-        return lax.cond(w[0] > -9, lambda v: total(v) + 0 * v, lambda v: v, v)
+        return lax.cond(
+            w[0] > -9, lambda v: jax.jit(jax.checkpoint(total))(v) + 0 * v, lambda v: v, v
+        )
 
     return lax.cond(x[0] > 0, inner, lambda v: -v, x)
 
 
-def while_sum_in_the_body(x, u, w):
-    turns = _own_turns()
-
-    def step(s):
-        return (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "a"))
-
-    return lax.while_loop(lambda s: s[0] < turns, step, (0, x))
-
-
-def while_sum_in_the_condition(x, u, w):
-    """The condition sums over b and differs over a, and so does the carry."""
-    return lax.while_loop(
-        lambda v: lax.psum(v.sum(), "b") < 30.0, lambda v: v + jnp.abs(x) + 0.5, x
-    )
-
-
-def while_an_element_goes_on_again(x, u, w):
-    """An element that is the largest stands still until another one is larger."""
-
-    def going(s):
-        return (s[0] < lax.pmax(s[0], "a")) & (s[1] < 10)
-
-    return lax.while_loop(going, lambda s: (s[0] + 3, s[1] + 1), (u, 0))
-
-
 def while_an_element_of_a_vmap_goes_on_again(x, u, w):
-    """The same for each turn of a vmap, and with a sum that those who stand still take part in."""
+    """An element that is the largest stands still until another one is larger, and takes part in a sum."""
 
     def loop(n):
         def going(s):
             return (s[0] < lax.pmax(s[0], "a") + n) & (s[1] < 6)
 
-        return lax.while_loop(
-            going, lambda s: (s[0] + 3, s[1] + 1, s[2] / 2 + lax.pmean(s[2], "b")), (u, 0, x)
-        )
+        def step(s):
+            return s[0] + 3, s[1] + 1, s[2] / 2 + lax.pmean(s[2], "b")
+
+        return lax.while_loop(going, step, (u, 0, x))
 
     return jax.vmap(loop)(jnp.array([0.0, -2.0]))
-
-
-def while_then_a_sum(x, u, w):
-    """Devices leave the loop at different times and meet only afterwards."""
-    done = lax.while_loop(lambda v: v < 5, lambda v: v * 1.5 + 1, jnp.abs(x[0]))
-    return done, lax.psum(done, "a"), lax.all_gather(done, "b")
 
 
 def while_in_while_with_sums(x, u, w):
     def outer(state):
         count, v = state
-
-        def inner(s):
-            return (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "b"))
-
-        return count + 1, lax.while_loop(
-            lambda s: s[0] < lax.axis_index("b") % 2 + 1, inner, (0, v)
-        )[1]
+        turns = lax.axis_index("b") % 2 + 1
+        return count + 1, lax.while_loop(lambda s: s[0] < turns, halved("b"), (0, v))[1]
 
     return lax.while_loop(lambda s: s[0] < lax.axis_index("a") % 3, outer, (0, x))
 
 
-def while_in_cond(x, u, w):
-    def loop(v):
-        return lax.while_loop(
-            lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "a")), (0, v)
-        )[1]
+def turns():
+    """How many turns an element takes."""
+    return (lax.axis_index("a") + 2 * lax.axis_index("b")) % 4
 
-    return lax.cond(lax.axis_index("b") > 0, loop, lambda v: v * u, x)
+
+ONE_CONSTRUCT = expressions(
+    """
+sum in one branch: lax.cond(turns() % 2 == 0, lambda v: lax.psum(v, "a"), lambda v: 2 * v, x)
+branches that differ over another axis: lax.cond(u > 0, lambda v: lax.psum(v, "b"), lambda v: v, x)
+exchanges: lax.switch(turns(), [back_around, lambda v: lax.all_gather(v, "b").sum(0), jnp.sin], x)
+sum in the body: lax.while_loop(lambda s: s[0] < turns(), halved("a"), (0, x))
+sum in the condition: lax.while_loop(lambda v: lax.psum(v.sum(), "b") < 30.0, lambda v: v + jnp.abs(x) + 0.5, x)
+sum after the loop: lax.psum(lax.while_loop(lambda v: v < 5, lambda v: v * 1.5 + 1, jnp.abs(x[0])), "a")
+loop in a branch: lax.cond(turns() > 0, halved_thrice, jnp.sin, x)
+""",
+    "x, u, w",
+    globals(),
+)
+for _name, _function in ONE_CONSTRUCT.items():
+    _function.__name__ = _name
 
 
 # ------------------------------------------------------------- and differentiated from outside
+
+
+def waves(v):
+    return jnp.cos(jnp.arange(v.size, dtype=v.dtype).reshape(v.shape))
 
 
 def reverse(function):
@@ -423,32 +301,19 @@ def reverse(function):
 
     def pulled_back(*args):
         out, pullback = jax.vjp(function, *args)
-        return out, pullback(
-            jax.tree.map(lambda o: jnp.cos(jnp.arange(o.size, dtype=o.dtype).reshape(o.shape)), out)
-        )
+        return out, pullback(jax.tree.map(waves, out))
 
     return jax.jit(pulled_back)
 
 
 def forward(function):
     """Value and derivative of a function of x, u and w in a fixed direction."""
-
-    def direction(args):
-        return tuple(jnp.cos(jnp.arange(v.size, dtype=v.dtype).reshape(v.shape)) for v in args)
-
-    return jax.jit(lambda *args: jax.jvp(function, args, direction(args)))
+    return jax.jit(lambda *args: jax.jvp(function, args, tuple(map(waves, args))))
 
 
 def batched(function):
-    return jax.jit(
-        lambda x, u, w: jax.vmap(function, (0, None, 0))(
-            jnp.stack([x, -x]), u, jnp.stack([w, 2 * w])
-        )
-    )
-
-
-def sum_in_a_branch(x, u, w):
-    return lax.cond(x[0] > 0, lambda v: lax.psum(v * w, "a"), lambda v: v * u, x)
+    mapped = jax.vmap(function, (0, None, 0))
+    return jax.jit(lambda x, u, w: mapped(jnp.stack([x, -x]), u, jnp.stack([w, 2 * w])))
 
 
 def unmapped_weight_in_a_branch(x, u, w):
@@ -461,55 +326,37 @@ def unmapped_weight_in_a_switch_in_a_scan(x, u, w):
     return lax.scan(lambda c, t: (lax.switch(lax.axis_index("b") % 3, branches, c, t), c), w, x)[0]
 
 
-def remat_in_a_branch(x, u, w):
-    branch = jax.checkpoint(lambda v: jnp.sin(jnp.sin(v * w)) * u)
+def sum_in_a_branch_of_a_remat(x, u, w):
+    branch = jax.checkpoint(lambda v: jnp.sin(lax.psum(v * w, "a")) * u)
     return lax.cond(x[0] > 0, branch, lambda v: lax.pmean(v, "b"), x)
 
 
 def sum_in_a_loop(x, u, w):
-    turns = _own_turns()
+    turns = (lax.axis_index("a") + lax.axis_index("b")) % 4
 
     def step(s):
-        return (s[0] + 1, s[1] / 2 + lax.pmean(s[1] * w, "a") * u)
+        return s[0] + 1, s[1] / 2 + lax.pmean(s[1] * w, "a") * u
 
     return lax.while_loop(lambda s: s[0] < turns, step, (0, x))[1]
 
 
-def unmapped_weight_in_a_loop(x, u, w):
-    turns = lax.axis_index("a") % 3
-    return lax.while_loop(
-        lambda s: s[0] < turns, lambda s: (s[0] + 1, jnp.sin(s[1] * w + x)), (0, w)
-    )[1]
-
-
 DIVERGENT = {
-    "conds": (
-        cond_sum_in_one_branch,
-        cond_differs_over_another_axis,
-        switch_exchanges,
+    "one construct": tuple(ONE_CONSTRUCT.values()),
+    "several": (
         cond_hides_the_sum_deeply,
-    ),
-    "whiles": (
-        while_sum_in_the_body,
-        while_sum_in_the_condition,
-        while_an_element_goes_on_again,
         while_an_element_of_a_vmap_goes_on_again,
-        while_then_a_sum,
+        while_in_while_with_sums,
     ),
-    "nested": (while_in_while_with_sums, while_in_cond),
 }
+IN_REVERSE = (
+    sum_in_a_branch_of_a_remat,
+    unmapped_weight_in_a_branch,
+    unmapped_weight_in_a_switch_in_a_scan,
+)
 DIVERGENT_DERIVATIVES = {
-    "reverse": (
-        reverse,
-        (
-            sum_in_a_branch,
-            unmapped_weight_in_a_branch,
-            unmapped_weight_in_a_switch_in_a_scan,
-            remat_in_a_branch,
-        ),
-    ),
-    "forward": (forward, (sum_in_a_loop, unmapped_weight_in_a_loop, unmapped_weight_in_a_branch)),
-    "batched": (batched, (sum_in_a_branch, sum_in_a_loop)),
+    "reverse": (reverse, IN_REVERSE),
+    "forward": (forward, (sum_in_a_loop, unmapped_weight_in_a_branch)),
+    "batched": (batched, (sum_in_a_loop,)),
 }
 
 
@@ -523,21 +370,22 @@ AGREES = "every placement agrees"
 def check_divergent_groups(placements):
     """Run every group under several placements; called in a process of its own."""
     for group in [*DIVERGENT, *DIVERGENT_DERIVATIVES]:
-        transform, programs = DIVERGENT_DERIVATIVES.get(group) or (lambda f: f, DIVERGENT[group])
         xp = np if group in DIVERGENT else jnp
+        transform, programs = DIVERGENT_DERIVATIVES.get(group) or (lambda f: f, DIVERGENT[group])
         modelled = {f.__name__: by_model(f, ("ab", "a", ""), "ab", xp) for f in programs}
         oracle = transform(lambda *args, fs=modelled: {name: f(*args) for name, f in fs.items()})
         for a, b, resources in map(PLACEMENTS.get, placements):
             print(group, resources, flush=True)
+            args = arguments(a, b)
+            mapped = transform(xmapped(together(programs), resources))
             with mesh42():
-                result = jax.block_until_ready(
-                    transform(xmapped(together(programs), resources))(*arguments(a, b))
-                )
-            expected = jax.tree.map(
-                lambda r, e: np.asarray(e, r.dtype), result, oracle(*arguments(a, b))
-            )
-            assert_same(result, expected)
+                result = jax.block_until_ready(mapped(*args))
+            assert_same(result, jax.tree.map(as_dtype_of, result, oracle(*args)))
         print(f"{group}: {AGREES}", flush=True)
+
+
+def as_dtype_of(result, expected):
+    return np.asarray(expected, result.dtype)
 
 
 @functools.cache
@@ -589,13 +437,17 @@ def test_a_loop_that_asks_an_axis_outside(resources):
 
 # -------------------------------------------------------------------------- rematerialization
 
-POLICIES = {
-    "none": None,
-    "everything": jax.checkpoint_policies.everything_saveable,
-    "nothing": jax.checkpoint_policies.nothing_saveable,
-    "names": jax.checkpoint_policies.save_only_these_names("hidden"),
-    "all but names": jax.checkpoint_policies.save_anything_except_these_names("hidden"),
-}
+POLICIES = expressions(
+    """
+none: None
+everything: jax.checkpoint_policies.everything_saveable
+nothing: jax.checkpoint_policies.nothing_saveable
+names: jax.checkpoint_policies.save_only_these_names("hidden")
+all but names: jax.checkpoint_policies.save_anything_except_these_names("hidden")
+""",
+    "",
+    globals(),
+)
 
 
 def layer(x, u, w):
@@ -605,31 +457,8 @@ def layer(x, u, w):
     return jnp.cos(other * hidden).sum()
 
 
-def remat_layer(policy):
-    return jax.checkpoint(layer, policy=policy, prevent_cse=policy is None)
-
-
-def gradients(body, over):
-    """Gradients of a body taken inside of it, and of the whole from outside."""
-    inside = over(jax.grad(body, argnums=(0, 1, 2)))
-    outside = jax.grad(lambda *args: over(body)(*args).sum(), argnums=(0, 1, 2))
-    return lambda *args: (inside(*args), outside(*args))
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_remat_changes_no_gradient(placement):
-    a, b, resources = PLACEMENTS[placement]
-    expected = jax.jit(gradients(layer, vmapped))(*arguments(a, b))
-    ours = {
-        name: gradients(remat_layer(p), lambda body: xmapped(body, resources))
-        for name, p in POLICIES.items()
-    }
-    with mesh42():
-        result = jax.jit(lambda *args: {name: f(*args) for name, f in ours.items()})(
-            *arguments(a, b)
-        )
-    assert_same(result, dict.fromkeys(POLICIES, expected))
+def slope(mapped):
+    return jax.grad(lambda *args: mapped(*args).sum(), argnums=(0, 1, 2))
 
 
 def count(primitive, function, args):
@@ -639,17 +468,17 @@ def count(primitive, function, args):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("resources", [{}, {"a": "x", "b": "y"}], ids=str)
-@pytest.mark.parametrize("policy", ["none", "everything", "nothing", "names", "all but names"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_remat_policy_decides_what_is_computed_again(policy, resources):
-    """The outer gradient computes sin and tanh as often as that of the vmapped function."""
-    body, args = remat_layer(POLICIES[policy]), arguments(8, 4)
+    """The gradient computes sin and tanh as often as that of the vmapped function, and is the same."""
+    body = jax.checkpoint(layer, policy=POLICIES[policy](), prevent_cse=policy == "none")
+    args = arguments(8, 4)
+    ours = slope(xmapped(body, resources))
+    theirs = slope(vmapped(body))
     with mesh42():
-        ours, theirs = (
-            jax.grad(lambda *args, f=f: f(*args).sum())
-            for f in (xmapped(body, resources), vmapped(body))
-        )
         for primitive in ("sin", "tanh"):
             assert count(primitive, ours, args) == count(primitive, theirs, args) > 0
+        assert_same(jax.jit(ours)(*args), jax.jit(theirs)(*args))
 
 
 # --------------------------------------------------------------- around an xmapped function
@@ -660,26 +489,24 @@ def mixing(x, u, w):
     return jnp.tanh(x * w + u) + lax.pmean(x, "a") - lax.pmean(x[0], "b") * u
 
 
-def scan_around(f, x, u, w):
-    return lax.scan(lambda c, t: (f(c, u, w * t), c.sum()), x, w)
-
-
 def grad_of_scan_around(f, x, u, w):
+    def step(c, t):
+        return f(c, u * t, w), None
+
     def loss(x, u, w):
-        return lax.scan(lambda c, t: (f(c, u * t, w), None), x, w)[0].sum()
+        return lax.scan(step, x, w)[0].sum()
 
     return jax.grad(loss, argnums=(0, 1, 2))(x, u, w)
 
 
-def fori_around(f, x, u, w):
-    return lax.fori_loop(0, jnp.int32(2 + (w[0] > 9)), lambda i, v: f(v, u + i, w), x)
-
-
 def while_around(f, x, u, w):
-    return lax.while_loop(lambda s: s[1] < 3, lambda s: (f(s[0], u, w), s[1] + 1), (x, 0))
+    def step(s):
+        return f(s[0], u, w), s[1] + 1
+
+    return lax.while_loop(lambda s: s[1] < 3, step, (x, 0))
 
 
-AROUND = (scan_around, grad_of_scan_around, fori_around, while_around)
+AROUND = (grad_of_scan_around, while_around)
 
 
 @pytest.mark.sampled(3)
@@ -691,54 +518,48 @@ def test_control_flow_around(placement):
 # ------------------------------------------------------------ inside of the user's shard_map
 
 
-def carry_that_starts_equal(v, w):
-    """The predicate varies over both mesh axes of the shard_map, the counter over none at first."""
-    return lax.while_loop(lambda c: c[0] < 10, lambda c: (c[0] + w, c[1] + 1), (v, 0))
+CARRIES = expressions(
+    """
+a loop: lax.while_loop(lambda c: c[0] < 10, lambda c: (c[0] + w, c[1] + 1), (start, 0 * start))
+a scan: lax.scan(lambda c, _: (c + v * w, c * w), start, None, length=3)
+branches: lax.cond(w > 1, lambda: (start, v * w), lambda: (start + 2, v * w))
+""",
+    "start, v, w",
+    globals(),
+)
 
 
-def carry_that_mixes(v, w):
-    return lax.while_loop(lambda c: c[0] + w < 10, lambda c: (c[0] + 1, c[1] + v), (0.0, 0.0))
+@pytest.mark.parametrize("name", CARRIES)
+def test_control_flow_of_an_xmap_inside_of_a_shard_map(name):
+    """As in plain JAX, a carry varies over the mesh axes of the shard_map from the start."""
+    x = np.arange(8, dtype=np.float32)
+    w = np.array([1, 2], np.float32)
+    body = CARRIES[name]
 
+    def run(varying):
+        def on_device(x, w):
+            start = 0.0
+            if varying:
+                start = 0 * x[0] * w[0]
 
-def carry_of_a_scan(v, w):
-    return lax.scan(
-        lambda c, _: ((c[0] + 1, c[1] + c[0] * v), c[1] * w), (0.0, 0.0), None, length=3
-    )
+            def named(v, w):
+                return body(v + start if varying else start, v, w)
 
+            results = xmap(named, (["i"], []), ["i", ...])(x, w[0])
+            return jax.tree.map(lambda a: a[None, None], results)
 
-def branches_of_other_things(v, w):
-    return lax.cond(w > 1, lambda: (v, 1.0), lambda: (2.0, v * 2))
+        specs = {"in_specs": (P("x"), P("y")), "out_specs": P("x", "y")}
+        with mesh42() as mesh:
+            return jax.shard_map(on_device, mesh=mesh, **specs)(x, w)
 
-
-INSIDE_SHARD_MAP = [
-    carry_that_starts_equal,
-    carry_that_mixes,
-    carry_of_a_scan,
-    branches_of_other_things,
-]
-
-
-@pytest.mark.parametrize("body", INSIDE_SHARD_MAP)
-def test_control_flow_of_an_xmap_inside_of_a_shard_map(body):
-    """What carries and results vary over there no name tells; the oracle is the function of each element."""
-    x, w = np.arange(8, dtype=np.float32), np.array([1, 2], np.float32)
-    mapped = xmap(body, (["i"], []), ["i", ...])
-
-    def on_device(x, w):
-        return jax.tree.map(lambda a: a[None, None], mapped(x, w[0]))
-
-    with mesh42() as mesh:
-        split = jax.shard_map(
-            on_device, mesh=mesh, in_specs=(P("x"), P("y")), out_specs=P("x", "y")
-        )(x, w)
-    each = [[[body(v, one) for v in x[2 * k : 2 * k + 2]] for one in w] for k in range(4)]
-    assert_same(
-        split,
-        jax.tree.map(
-            lambda *leaves: np.reshape(np.stack(leaves), (4, 2, 2, *leaves[0].shape)),
-            *(v for row in each for column in row for v in column),
-        ),
-    )
+    of_elements = jax.vmap(lambda v, w: body(v, v, w), (0, None))
+    of_columns = jax.vmap(of_elements, (None, 0))
+    pairs = jax.vmap(of_columns, (0, None))
+    assert_same(run(varying=True), pairs(x.reshape(4, 2), w))
+    if name != "branches":
+        with pytest.raises(TypeError) as raised:
+            run(varying=False)
+        assert "start a loop from values that vary over the same" in raised.value.__notes__[0]
 
 
 if __name__ == "__main__":

@@ -27,21 +27,41 @@ ASSIGNMENTS = {"none": {}, "several": {"i": "x"}, "one": {"i": ("x", "y")}}
 
 
 def inputs(rng):
-    a = rng.uniform(0.1, 0.9, (N, 4, 4)) + np.diag([4, 5, 6.5, 8])
-    return {
-        "f": rng.uniform(0.1, 0.9, (N, 8)).astype(np.float32),
-        "g": rng.uniform(0.1, 0.9, (N, 8)).astype(np.float32),
-        "A": a.astype(np.float32),
-    }, {
-        "z": (a + 1j * rng.uniform(0.1, 0.9, (N, 4, 4))).astype(np.complex64),
-        "n": rng.integers(1, 7, (N, 4)).astype(np.int32),
-        "m": rng.integers(1, 4, (N, 4)).astype(np.int32),
-        "at": rng.integers(0, 4, (N, 2)).astype(np.int32),
-        "p": rng.uniform(size=N) > 0.5,
-        "key": jax.random.split(jax.random.key(0), N),
-        "seed": rng.integers(1, 1000, N).astype(np.uint32),
-        "raw": rng.integers(1, 1000, (N, 4)).astype(np.uint32),
-    }
+    """Floats and others, each with a first dimension for the elements."""
+    return jax.tree.map(lambda draw: draw(rng), (FLOATS, OTHERS))
+
+
+def uniform(rng, *shape):
+    return rng.uniform(0.1, 0.9, (N, *shape))
+
+
+def matrices(rng):
+    return uniform(rng, 4, 4) + np.diag([4, 5, 6.5, 8])
+
+
+FLOATS = expressions(
+    """
+f: uniform(rng, 8).astype(np.float32)
+g: uniform(rng, 8).astype(np.float32)
+A: matrices(rng).astype(np.float32)
+""",
+    "rng",
+    globals(),
+)
+OTHERS = expressions(
+    """
+z: (matrices(rng) + 1j * uniform(rng, 4, 4)).astype(np.complex64)
+n: rng.integers(1, 7, (N, 4)).astype(np.int32)
+m: rng.integers(1, 4, (N, 4)).astype(np.int32)
+at: rng.integers(0, 4, (N, 2)).astype(np.int32)
+p: uniform(rng) > 0.5
+key: jax.random.split(jax.random.key(0), N)
+seed: rng.integers(1, 1000, N).astype(np.uint32)
+raw: rng.integers(1, 1000, (N, 4)).astype(np.uint32)
+""",
+    "rng",
+    globals(),
+)
 
 
 FIELDS = "f, g, A, z, n, m, at, p, key, seed, raw"
@@ -254,7 +274,7 @@ REASONS = {
     "empty2": "its value is undefined",
     "get": "references are refused in words",
     "mulhi": "JAX cannot lower it within shard_map",
-    "pbroadcast": "jax.vmap, the oracle here, has no rule for it; test_collectives has its tests",
+    "pbroadcast": "jax.vmap, the oracle here, has no rule for it; test_matrix has its tests",
     "ragged_all_to_all": "XLA does not have it on CPU",
     "select_and_scatter": "no public function binds it, and jax.vmap refuses it",
     "swap": "references are refused in words",
@@ -391,11 +411,16 @@ def test_every_primitive_of_operands_that_vary_over_different_axes(on, mesh42):
 
 def total(values):
     """A sum of all floating results, each weighted by another number."""
-    parts = [jnp.ravel(x) for x in jax.tree.leaves(values) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    parts = [y for x in parts for y in ((x.real, x.imag) if jnp.iscomplexobj(x) else (x,))]
-    return sum(
-        (jnp.sum(x * jnp.cos(jnp.arange(x.size, dtype=np.float32))) for x in parts), jnp.float32(0)
-    )
+    parts = []
+    for x in jax.tree.leaves(values):
+        if jnp.iscomplexobj(x):
+            parts += [x.real, x.imag]
+        elif jnp.issubdtype(x.dtype, jnp.inexact):
+            parts.append(x)
+    found = jnp.float32(0)
+    for x in parts:
+        found += jnp.sum(jnp.ravel(x) * jnp.cos(jnp.arange(x.size, dtype=np.float32)))
+    return found
 
 
 def of_floats(case, floats, others):
@@ -451,8 +476,8 @@ def test_gradients_of_every_primitive_are_as_element_by_element(on, mesh42):
 def test_gradients_of_error_functions_over_a_mesh(function, mesh42):
     """JAX 0.12 refuses them in its own ``shard_map``: the derivative has a polynomial of constants."""
     x = np.linspace(-2, 2, N, dtype=np.float32)
+    mapped = xmap(function, ["i"], ["i"], axis_resources={"i": "x"})
     with mesh42:
-        got = jax.grad(
-            lambda v: jnp.sum(xmap(function, ["i"], ["i"], axis_resources={"i": "x"})(v))
-        )(x)
-    np.testing.assert_allclose(got, [jax.grad(function)(v) for v in x], rtol=1e-5)
+        got = jax.grad(lambda v: jnp.sum(mapped(v)))(x)
+    want = jax.vmap(jax.grad(function))(x)
+    np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -17,9 +17,6 @@ from jax.sharding import PartitionSpec as P
 from tables import expressions
 
 from xmap_compat import Mesh, SerialLoop, xmap
-from xmap_compat.core.device import DeviceView
-from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
-from xmap_compat.core.placement import Placement
 
 N = 8
 PLACEMENTS = {
@@ -57,12 +54,6 @@ def weighted_sum(tree):
 
 def gradient(f, argnums=0):
     return jax.grad(lambda *args: weighted_sum(f(*args)), argnums)
-
-
-# ------------------------------------------------------------------- values that compare
-
-
-# ------------------------------------------------------------------------ random keys
 
 
 # ------------------------------------------------------------------ arguments of collectives
@@ -125,19 +116,6 @@ def test_of_empty_arguments_there_may_be_full_results(mesh42, resources, shape):
     assert_close(
         results, (np.arange(5), np.ones(shape[0]), np.zeros(()), np.full((shape[0], 2), 3))
     )
-
-
-def test_a_repeated_call_is_evaluated_for_the_names_that_its_evaluator_knows():
-    """The evaluator of a backward rule knows one more than that of the body."""
-    jaxpr = jax.make_jaxpr(lambda v: v * 2)(1.0)
-    calls = RepeatedCalls(jaxpr)
-    view = DeviceView({"a": Placement("a", N)})
-
-    def function(known):
-        return calls.function(Evaluator(known, None, None, calls, {}), jaxpr, "f")
-
-    assert function(view) is function(view)
-    assert function(view) is not function(DeviceView({**view.placements}))
 
 
 # ---------------------------------------------------------------- around and inside others
@@ -243,3 +221,45 @@ def test_a_jitted_helper_follows_the_sizes_of_axes():
             xmap(helper, ["a"], ["a"])(np.ones(size, np.float32)),
             size + np.arange(size, dtype=np.float32),
         )
+
+
+def test_a_jitted_helper_is_kept_once(mesh42):
+    """A function that the user jitted is one function of the compiled program, however often it is called."""
+    helper = jax.jit(lambda v: jnp.sin(v) * jnp.cos(v))
+
+    def named(v):
+        for _ in range(10):
+            v = helper(v) + lax.pmean(v, "a")
+        return v
+
+    f = xmap(named, ["a", ...], ["a", ...], axis_resources={"a": "x"})
+    with mesh42:
+        text = f.lower(numbers(N, 3)).as_text()
+    assert 1 <= text.count("stablehlo.sine") < 10
+
+
+# ------------------------------------------------------------------------------- values
+
+NOT_A_NUMBER = np.array([1, 2, 3, 0, 2, np.nan, 0, 1], np.float32)
+EXTREMES = {"pmax": lax.pmax, "pmin": lax.pmin}
+
+
+@over_placements
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extremes_keep_nan(mesh42, resources, name):
+    f = xmap(lambda v: EXTREMES[name](v, "a"), ["a"], [], axis_resources=resources)
+    with mesh42:
+        assert np.isnan(f(NOT_A_NUMBER)) and np.isnan(f(NOT_A_NUMBER[::-1]))
+
+
+@over_placements
+def test_typed_keys_are_exchanged(mesh42, resources):
+    def exchanged(key):
+        moved = lax.ppermute(key, "a", [(k, (k + 1) % N) for k in range(N)])
+        return moved, lax.all_gather(key, "a")
+
+    keys = jax.random.split(jax.random.key(3), N)
+    with mesh42:
+        results = xmap(exchanged, ["a"], (["a"], [...]), axis_resources=resources)(keys)
+    for found, expected in zip(results, (jnp.roll(keys, 1), keys), strict=True):
+        np.testing.assert_array_equal(*map(jax.random.key_data, (found, expected)))

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.usefixtures("end_a_hang")
 
 # name: (size of a, size of b, axis_resources)
 LOOPED_PLACEMENTS = {"a:x+loop,b:loop": (8, 4, {"a": ("x", SerialLoop(2)), "b": SerialLoop(2)})}
-# Each way in which a device can hold its part of the axes, once: for programs that take long to compile.
-KINDS_OF_PLACEMENT = ["vectorized", "a:xy", "a:yx", "a:x,b:y", "b:x"]
 
 
 def xmapped(resources):
@@ -37,53 +35,13 @@ def by_vmap(programs, a, b):
     return jax.jit(vmapped(together(programs)))(*arguments(a, b))
 
 
-# ------------------------------------------------------------------ differentiation inside
-
-
-def vector(x, u, w):
-    return jnp.sin(x * u) + w * x[::-1]
-
-
-def total_loss(x, u, w):
-    return lax.psum(jnp.sin(x * w).sum(), "a") * u + (x * lax.pmean(x, "b")).sum()
-
-
-def named_pullbacks_and_pushforwards(x, u, w):
-    def function(x, u):
-        return lax.psum(x * u, "a") * lax.all_gather(x, "b").sum(0)
-
-    out, pullback = jax.vjp(function, x, u)
-    value, linear = jax.linearize(function, x, u)
-    transposed = jax.linear_transpose(lambda v: lax.psum(v * u, "b"), x)(x * w)
-    return out, pullback(x), jax.jvp(function, (x, u), (w, u))[1], value, linear(w, 1.0), transposed
-
-
-def named_jacobians(x, u, w):
-    def function(x):
-        return lax.psum(jnp.sin(x), "b") * x
-
-    return jax.jacfwd(function)(x), jax.jacrev(function)(x), jax.hessian(total_loss)(x, u, w)
-
-
-# ------------------------------------------------------------------------ vmap inside
-
-
-def vmaps(x, u, w):
-    rows = jnp.outer(w, x)
-    return (
-        jax.vmap(lambda r: r @ w + u)(rows),
-        jax.vmap(lambda r, t: r * t, in_axes=(1, None), out_axes=1)(rows, x),
-        jax.vmap(lambda d: d["r"] * d["u"], in_axes=({"r": 0, "u": None},))({"r": rows, "u": u}),
-        jax.vmap(lambda: u, axis_size=2, out_axes=0)(),
-        jax.vmap(lambda r: r * u, spmd_axis_name="z")(rows),
-        jnp.vectorize(lambda r, t: r @ t, signature="(n),(n)->()")(rows, x),
-    )
-
-
 # ---------------------------------------------------------------- functions about functions
 
 
 def shapes_and_jaxprs(x, u, w):
+    def vector(x, u, w):
+        return jnp.sin(x * u) + w * x[::-1]
+
     shape = jax.eval_shape(vector, x, u, w)
     jaxpr = jax.make_jaxpr(vector)(x, u, w)
     closed, constants = jax.closure_convert(lambda v: v * u, x)
@@ -100,13 +58,6 @@ def shapes_and_jaxprs(x, u, w):
     )
 
 
-def named_jaxpr(x, u, w):
-    """A jaxpr made inside the body mentions the body's axes."""
-    return jaxpr_as_fun(jax.make_jaxpr(total_loss)(x, u, w))(x, u, w), jax.eval_shape(
-        total_loss, x, u, w
-    ).ndim
-
-
 def _matrix(x, u):
     return jnp.eye(3) * 4 + jnp.outer(x, x) + 0.1 * u
 
@@ -118,52 +69,6 @@ def ffi_call(x, u, w):
     call = jax.ffi.ffi_call("lapack_spotrf_ffi", outputs, vmap_method="sequential", **layouts)
     factor, info = call(_matrix(x, u), uplo=np.uint8(ord("L")))
     return jnp.tril(factor), info, jnp.linalg.cholesky(_matrix(x, u))
-
-
-@jax.custom_batching.custom_vmap
-def doubled_twice(v, scale):
-    return v * 2 * scale * 2
-
-
-@doubled_twice.def_vmap
-def _doubled_twice_rule(axis_size, in_batched, v, scale):
-    if not in_batched[1]:
-        scale = jnp.broadcast_to(scale, (axis_size, *scale.shape))
-    if not in_batched[0]:
-        v = jnp.broadcast_to(v, (axis_size, *v.shape))
-    return v * 4 * scale.reshape(-1, *(1,) * (v.ndim - 1)), True
-
-
-def custom_vmaps(x, u, w):
-    batched = jax.vmap(doubled_twice, in_axes=(0, None))(jnp.outer(w, x), u)
-    return doubled_twice(x, u), doubled_twice(w, u), doubled_twice(w, w[0]), batched
-
-
-# --------------------------------------------------------------------------- pallas
-
-
-def _add_kernel(x_ref, y_ref, out_ref):
-    out_ref[...] = x_ref[...] + y_ref[...]
-
-
-def _scale_kernel(x_ref, scale_ref, out_ref):
-    out_ref[...] = x_ref[...] * scale_ref[0] + pl.program_id(0)
-
-
-def pallas_kernels(x, u, w):
-    add = pl.pallas_call(
-        _add_kernel, out_shape=jax.ShapeDtypeStruct((3,), jnp.float32), interpret=True
-    )
-    block = pl.BlockSpec((3,), lambda i: (i,))
-    scale = pl.pallas_call(
-        _scale_kernel,
-        out_shape=jax.ShapeDtypeStruct((6,), jnp.float32),
-        grid=(2,),
-        in_specs=[block, pl.BlockSpec((1,), lambda i: (0,))],
-        out_specs=block,
-        interpret=True,
-    )
-    return add(x, w), add(w, w), scale(jnp.tile(x, 2), u[None]), scale(jnp.tile(w, 2), u[None])
 
 
 # ---------------------------------------------------------------------- pure callbacks
@@ -201,15 +106,11 @@ def rules_that_close_over_named_values(x, u, w):
 
 
 LOCAL = (
-    vmaps,
     shapes_and_jaxprs,
-    custom_vmaps,
     pure_callbacks,
-    pallas_kernels,
     ffi_call,
     rules_that_close_over_named_values,
 )
-NAMED = (named_pullbacks_and_pushforwards, named_jacobians, named_jaxpr)
 
 
 def check_inside(programs, placement):
@@ -225,24 +126,7 @@ def test_inside(placement):
     check_inside(LOCAL, placement)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_inside_with_collectives(placement):
-    check_inside(NAMED, placement)
-
-
 # --------------------------------------------------------------- custom derivative rules
-
-
-@jax.custom_jvp
-def soft_abs(v):
-    return jnp.sqrt(v**2 + 1)
-
-
-@soft_abs.defjvp
-def _soft_abs_jvp(primals, tangents):
-    """A rule that is not the derivative: whether it is used can be seen."""
-    return soft_abs(*primals), 3.0 * primals[0] * tangents[0]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 2))
@@ -291,12 +175,6 @@ def _partly_constant_jvp(primals, tangents):
 partly_constant.defjvp(_partly_constant_jvp, symbolic_zeros=True)
 
 
-def jvp_rules(x, u, w):
-    shifted = jax.custom_jvp(lambda v: v + 1)
-    shifted.defjvp(lambda primals, tangents: (shifted(*primals), tangents[0] * 7))
-    return soft_abs(x * u).sum() + soft_abs(w).sum() + shifted(x * w).sum()
-
-
 def jvp_rules_with_static_arguments(x, u, w):
     return (
         applied(jnp.sin, x * w, 3).sum()
@@ -314,28 +192,6 @@ def jvp_rule_with_symbolic_zeros(x, u, w):
         + zero_aware(constant, varying * number).sum()
         + zero_aware(x, jnp.cos(jnp.arange(3))).sum()
     )
-
-
-@jax.custom_vjp
-def clipped(v):
-    return jnp.sin(v)
-
-
-clipped.defvjp(lambda v: (jnp.sin(v), v), lambda v, ct: (jnp.clip(ct * v, -0.5, 0.5),))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 3))
-def composed(function, v, t, factor):
-    return function(v) * t * factor
-
-
-composed.defvjp(
-    lambda function, v, t, factor: (function(v) * t * factor, (v, t)),
-    lambda function, factor, res, ct: (
-        ct * res[1] * factor,
-        (ct * function(res[0])).sum() * factor,
-    ),
-)
 
 
 @jax.custom_vjp
@@ -413,14 +269,6 @@ cotangent_aware.defvjp(
 )
 
 
-def vjp_rules(x, u, w):
-    return clipped(x * u).sum() + clipped(w).sum()
-
-
-def vjp_rules_with_static_arguments(x, u, w):
-    return composed(jnp.cos, x, u, 2.0).sum() + composed(jnp.tanh, w, u, 0.5).sum()
-
-
 def vjp_rule_with_integers(x, u, w):
     index = (jnp.abs(u) * 5).astype(int) % 3
     return picked(x, index, u > 0) + picked(w, index, x[0] > 0) + picked(w, 1, True)
@@ -457,10 +305,8 @@ def vjp_rule_with_symbolic_zeros(x, u, w):
 
 
 RULES = {
-    "custom_jvp": (jvp_rules, jvp_rules_with_static_arguments, jvp_rule_with_symbolic_zeros),
+    "custom_jvp": (jvp_rules_with_static_arguments, jvp_rule_with_symbolic_zeros),
     "custom_vjp": (
-        vjp_rules,
-        vjp_rules_with_static_arguments,
         vjp_rule_with_integers,
         vjp_rule_of_pytrees,
         vjp_rule_with_symbolic_zeros,
@@ -503,12 +349,6 @@ def test_custom_rules(family, placement):
     check_rules(RULES[family], placement)
 
 
-# ------------------------------------------------------------------------------- nested xmap
-
-
-# Inner axes k and m, by ``over(function, in_axes, out_axes, name)``: of an xmap, and of jax.vmap.
-
-
 # ------------------------------------------------------------------------ around an xmapped function
 
 
@@ -517,69 +357,24 @@ def mixing(x, u, w):
     return jnp.tanh(x * w + u) + lax.pmean(x, "a") * lax.psum(x[0] * u, "b")
 
 
-def vjp_and_jvp_around(f, x, u, w):
-    out, pullback = jax.vjp(f, x, u, w)
+def linearized_around(f, x, u, w):
     value, linear = jax.linearize(f, x, u, w)
-    transposed = jax.linear_transpose(lambda t: linear(t, 0 * u, 0 * w), x)(x)
-    return (
-        out,
-        pullback(x),
-        jax.jvp(f, (x, u, w), (2 * x, u, w)),
-        value,
-        linear(x, u, -w),
-        transposed,
-    )
+    transposed = jax.linear_transpose(lambda t: linear(t, 0 * u, 0 * w), x)
+    return value, linear(x, u, -w), transposed(x)
 
 
 def jacobians_around(f, x, u, w):
     def loss(w):
         return jnp.sin(f(x, u, w)).sum()
 
-    return (
-        jax.jacfwd(f, 2)(x, u, w),
-        jax.jacrev(lambda w: f(x, u, w).sum((0, 2)))(w),
-        jax.hessian(loss)(w),
-    )
-
-
-def vmaps_around(f, x, u, w):
-    stacked = jnp.stack([x, -x, x + 1])
-    first = jax.vmap(f, in_axes=(0, None, None))(stacked, u, w)
-    every = jax.vmap(f, in_axes=(3, 1, 0), out_axes=-1)(
-        jnp.moveaxis(stacked, 0, -1), jnp.stack([u, u, -u], 1), jnp.stack([w, 2 * w, w])
-    )
-    named = jax.vmap(lambda v: f(v, u, w) - lax.pmean(v, "batch"), axis_name="batch")(stacked)
-    twice = jax.vmap(jax.vmap(f, in_axes=(None, None, 0)), in_axes=(0, None, None))(
-        stacked, u, jnp.stack([w, -w])
-    )
-    return first, every, named, twice
-
-
-def custom_rules_around(f, x, u, w):
-    forward = jax.custom_jvp(lambda x: f(x, u, w))
-    forward.defjvp(lambda p, t: (forward(*p), f(t[0], u, w) * 2))
-    backward = jax.custom_vjp(lambda x, w: f(x, u, w))
-    backward.defvjp(
-        lambda x, w: (f(x, u, w), (x, w)),
-        lambda res, ct: (f(ct, u, res[1]), (f(res[0], u, w) * ct).sum((0, 1))),
-    )
-    return jax.jvp(forward, (x,), (x * 2,)), jax.grad(lambda x, w: backward(x, w).sum(), (0, 1))(
-        x, w
-    )
-
-
-AROUND = {
-    "differentiation": (vjp_and_jvp_around, jacobians_around),
-    "vmap": (vmaps_around,),
-    "rules": (custom_rules_around,),
-}
+    of_sums = jax.jacrev(lambda w: f(x, u, w).sum((0, 2)))
+    return jax.jacfwd(f, 2)(x, u, w), of_sums(w), jax.hessian(loss)(w)
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("uses", AROUND)
-def test_around(uses, placement):
-    assert_same(*around(AROUND[uses], mixing, placement))
+def test_around(placement):
+    assert_same(*around((linearized_around, jacobians_around), mixing, placement))
 
 
 @pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:x,b:y", "b:x"])
@@ -647,50 +442,39 @@ def test_strict_promotion_and_leak_checks(placement):
 @pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:yx", "a:x,b:y"])
 def test_double_precision(placement):
     a, b, resources = PLACEMENTS[placement]
+
+    def uses(over):
+        f = over(mixing)
+        return f, jax.grad(lambda *args: f(*args).sum()), over(draw_index)
+
     with mesh42(), jax.enable_x64(True):
         args = tuple(v.astype(np.float64) for v in arguments(a, b))
-        f = xmapped(resources)(mixing)
-        result = (
-            f(*args),
-            jax.grad(lambda *args: f(*args).sum())(*args),
-            xmapped(resources)(draw_index)(*args),
-        )
-        v = vmapped(mixing)
-
-        def uses(*args):
-            return (
-                v(*args),
-                jax.grad(lambda *args: v(*args).sum())(*args),
-                vmapped(draw_index)(*args),
-            )
-
-        expected = jax.jit(uses)(*args)
-        assert result[0].dtype == jnp.float64
-        assert_same(result, expected)
+        for ours, theirs in zip(uses(xmapped(resources)), uses(vmapped)):
+            result = ours(*args)
+            assert_same(result, jax.jit(theirs)(*args))
 
 
 def draw_index(x, u, w):
     return lax.axis_index("a"), jnp.argmax(x), lax.psum(1, "a") * jnp.int64(2)
 
 
-def test_derivatives_of_interpreted_pallas_kernels(rng):
+@pytest.mark.parametrize("resources", [(), "x", ("y", "x"), ("x", SerialLoop(2))], ids=str)
+def test_derivatives_of_interpreted_pallas_kernels(rng, resources):
     """JAX pushes tangents through kernels; it has no reverse mode for them."""
-    x, w = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 3), (3,)))
+    x = rng.normal(size=(8, 3)).astype(np.float32)
+    w = rng.normal(size=3).astype(np.float32)
 
     def kernel(v_ref, w_ref, out_ref):
         out_ref[...] = jnp.sin(v_ref[...]) * w_ref[...]
 
-    product = pl.pallas_call(
-        kernel, out_shape=jax.ShapeDtypeStruct((3,), jnp.float32), interpret=True
-    )
-    for resources in ((), "x", ("y", "x"), SerialLoop(2), ("x", SerialLoop(2))):
-        with mesh42():
-            f = xmap(product, (["a", ...], {}), ["a", ...], axis_resources={"a": resources})
-            value, tangent = jax.jvp(f, (x, w), (w + 0 * x, w * 2))
-        np.testing.assert_allclose(value, np.sin(x) * w, rtol=1e-5)
-        np.testing.assert_allclose(
-            tangent, np.cos(x) * w * w + 2 * np.sin(x) * w, rtol=1e-4, atol=1e-6
-        )
+    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    product = pl.pallas_call(kernel, out_shape=shape, interpret=True)
+    f = xmap(product, (["a", ...], {}), ["a", ...], axis_resources={"a": resources})
+    with mesh42():
+        value, tangent = jax.jvp(f, (x, w), (w + 0 * x, w * 2))
+    np.testing.assert_allclose(value, np.sin(x) * w, rtol=1e-5)
+    of_both = np.cos(x) * w * w + 2 * np.sin(x) * w
+    np.testing.assert_allclose(tangent, of_both, rtol=1e-4, atol=1e-6)
 
 
 def _on_a_tpu(v):
@@ -715,7 +499,7 @@ def on_a_cpu(x, u, w):
     return jnp.sin(x) * u + jnp.sin(w) * u + lax.stop_gradient(w + x) * x
 
 
-@pytest.mark.parametrize("placement", [*KINDS_OF_PLACEMENT, *LOOPED_PLACEMENTS])
+@pytest.mark.parametrize("placement", ["vectorized", "a:yx", "a:x,b:y", *LOOPED_PLACEMENTS])
 def test_branches_for_other_platforms_are_not_lowered(placement):
     a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
     args = arguments(a, b)

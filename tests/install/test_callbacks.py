@@ -33,9 +33,11 @@ def test_a_pure_callback_of_that_time_gives_the_same_under_every_assignment(
     def body(v, w):
         return jax.pure_callback(on_host, jax.ShapeDtypeStruct(v.shape, v.dtype), v, w, **how)
 
-    table, row = np.arange(3.0 * size, dtype=np.float32).reshape(size, 3), np.ones(3, np.float32)
+    table = np.arange(3.0 * size, dtype=np.float32).reshape(size, 3)
+    row = np.ones(3, np.float32)
+    mapped = xmap(body, (["i", ...], {}), ["i", ...], axis_resources=resources)
     with MESH:
-        out = xmap(body, (["i", ...], {}), ["i", ...], axis_resources=resources)(table, row)
+        out = mapped(table, row)
     np.testing.assert_allclose(out, np.sin(table) + row, rtol=1e-6)
     devices = 8 if resources else 1
     leading = () if size == devices else (size // devices,)
@@ -79,18 +81,24 @@ def test_a_vectorized_callback_whose_operands_differ_in_their_axes(installed, un
 
 
 def test_under_jaxs_own_vmap_the_default_is_that_of_then(installed):
-    double = lambda v: jax.pure_callback(lambda a: 2 * np.asarray(a), SCALAR, v)
+    def double(v):
+        return jax.pure_callback(lambda a: 2 * np.asarray(a), SCALAR, v)
+
     np.testing.assert_array_equal(jax.vmap(double)(LINE), 2 * LINE)
 
 
 @pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])
 def test_methods_of_today_stay_what_they_are(installed, method):
     shapes = []
-    double = lambda a: (shapes.append(a.shape), 2 * np.asarray(a))[1]
-    out = xmap(lambda v: jax.pure_callback(double, SCALAR, v, vmap_method=method), ["i"], ["i"])(
-        LINE
-    )
-    np.testing.assert_array_equal(out, 2 * LINE)
+
+    def double(a):
+        shapes.append(a.shape)
+        return 2 * np.asarray(a)
+
+    def body(v):
+        return jax.pure_callback(double, SCALAR, v, vmap_method=method)
+
+    np.testing.assert_array_equal(xmap(body, ["i"], ["i"])(LINE), 2 * LINE)
     assert shapes == ([()] * 4 if method == "sequential" else [(4,)])
 
 
@@ -120,30 +128,34 @@ def printed(v):
     return v
 
 
-@pytest.mark.parametrize(
-    "resources", [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}], ids=str
-)
-@pytest.mark.parametrize(
-    "ordered", [lambda v: io_callback(lambda a: a, SCALAR, v, ordered=True), printed]
-)
+def asked(v):
+    return io_callback(lambda a: a, SCALAR, v, ordered=True)
+
+
+def scanned(v, ordered):
+    return lax.scan(lambda c, _: (ordered(c), None), v, None, length=2)[0]
+
+
+RESOURCES = [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]
+
+
+@pytest.mark.parametrize("resources", RESOURCES, ids=str)
+@pytest.mark.parametrize("ordered", [asked, printed])
 def test_an_ordered_effect_of_what_varies_is_refused_under_every_assignment(ordered, resources):
-    for body in (
-        ordered,
-        lambda v: lax.scan(lambda c, _: (ordered(c), None), v, None, length=2)[0],
-    ):
-        with (
-            MESH,
-            pytest.raises(
-                ValueError, match=r"(?s)varies over \{'i'\}.*Cannot `vmap` ordered IO callback"
-            ),
-        ):
-            xmap(body, ["i"], ["i"], axis_resources=resources)(jnp.ones(8))
-    body = lambda v: v + ordered(jnp.float32(1))
+    words = r"(?s)varies over \{'i'\}.*Cannot `vmap` ordered IO callback"
+    for body in (ordered, lambda v: scanned(v, ordered)):
+        mapped = xmap(body, ["i"], ["i"], axis_resources=resources)
+        with MESH, pytest.raises(ValueError, match=words):
+            mapped(jnp.ones(8))
+
+
+@pytest.mark.parametrize("resources", RESOURCES, ids=str)
+@pytest.mark.parametrize("ordered", [asked, printed])
+def test_an_ordered_effect_of_what_all_share_needs_one_device(ordered, resources):
+    mapped = xmap(lambda v: v + ordered(jnp.float32(1)), ["i"], ["i"], axis_resources=resources)
     if "x" in str(resources):
         words = "ordered=True, which JAX runs on one device, but its axis_resources compute it on 8"
         with MESH, pytest.raises(NotImplementedError, match=words):
-            xmap(body, ["i"], ["i"], axis_resources=resources)(jnp.ones(8))
+            mapped(jnp.ones(8))
     else:
-        np.testing.assert_array_equal(
-            xmap(body, ["i"], ["i"], axis_resources=resources)(jnp.ones(8)), 2
-        )
+        np.testing.assert_array_equal(mapped(jnp.ones(8)), 2)
