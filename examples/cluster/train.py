@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.multihost_utils import process_allgather
 
 from xmap_compat import global_array, mesh, process_array, xmap
 
@@ -136,7 +137,7 @@ def main():
         f"process {jax.process_index()}: w1 {w1.sharding.spec}, here {process_array(w1).shape} of {w1.shape}"
     )
     if options.result:
-        params = process_array(state["params"], whole=True)  # all processes take part
+        params = process_allgather(state["params"], tiled=True)  # all processes take part
         if jax.process_index() == 0:
             np.savez(options.result, **params)
 

@@ -114,17 +114,17 @@ EDITS = {
     ),
     "a name of JAX that other modules have now": (
         "import jax\ndef f(Primitive, core):\n    return jax.core.Primitive, jax.jit",
-        "import jax.extend.core\nimport jax\n"
+        "import jax\nimport jax.extend.core\n"
         "def f(Primitive, core):\n    return jax.extend.core.Primitive, jax.jit",
     ),
     "the last use of a module": (
         "import jax.experimental.maps\njax.jit(jax.experimental.maps.xmap)",
-        "from xmap_compat import xmap\nimport jax\njax.jit(xmap)",
+        "import jax\nfrom xmap_compat import xmap\njax.jit(xmap)",
     ),
     "another use of a module": (
         "import jax.experimental.maps\n"
         "jax.experimental.maps.xmap, jax.experimental.maps.thread_resources",
-        f"from xmap_compat import xmap\n{INSTALL}import jax.experimental.maps\n"
+        f"{INSTALL}import jax.experimental.maps\nfrom xmap_compat import xmap\n"
         "xmap, jax.experimental.maps.thread_resources",
     ),
     "a module of numpy or JAX": (
@@ -144,7 +144,7 @@ EDITS = {
     ),
     "the same names from elsewhere": (
         "from jax.experimental import maps\nfrom jax.sharding import Mesh\nmaps.Mesh, maps.xmap",
-        "from xmap_compat import xmap\nimport xmap_compat\nfrom jax.sharding import Mesh\n"
+        "from jax.sharding import Mesh\nfrom xmap_compat import xmap\nimport xmap_compat\n"
         "xmap_compat.Mesh, xmap",
     ),
     "shardings": (

@@ -118,6 +118,8 @@ ppermute: ppermute(v, "i", [(k, (k + 3) % len(v)) for k in range(len(v))]): np.r
 pshuffle: pshuffle(v, "i", [3 * k % len(v) for k in range(len(v))]): x[3 * np.arange(len(x)) % len(x)]
 pdot: v @ pdot(v, 2 * v, "i"): x @ (2 * x.T @ x)
 pdot of positions: v + pdot(v, v, "i", ((0,), (0,))): x + (x * x).sum()
+pdot from the end: v + pdot(jnp.outer(v, v), v[:, None], "i", ((-2,), (-2,)))[:, 0]: \
+    x + np.einsum("ni,nj,ni->j", x, x, x)
 """
 # Without a derivative.
 EXTREMA = """

@@ -15,10 +15,10 @@ from typing import Any
 from xmap_compat.legacy.removed import Removed
 from xmap_compat.tools.check import table
 from xmap_compat.tools.check.findings import Checked, Finding
-from xmap_compat.tools.source.bindings import Names
+from xmap_compat.tools.source.bindings import Names, first_line
 from xmap_compat.tools.source.layout import (
     applied,
-    before,
+    at_line,
     first_of_jax,
     without_keyword,
 )
@@ -71,7 +71,8 @@ def fixed(checked: Checked, install: bool = True, keep: Collection[str] = ()) ->
             left = file.staying()
             by_hand = [finding for finding in left if finding.fails]
             if install and by_hand != left:
-                edits.append(before(first_of_jax(program.tree), [INSTALL]))
+                line = first_line(first_of_jax(program.tree))
+                edits.append(at_line(line, [INSTALL]))
                 left = by_hand
             if edits:
                 new = applied(program.path.read_bytes(), str(program.path), edits)

@@ -103,6 +103,10 @@ class ProgramFiles:
                 c.refused = messages.NOT_OF_THE_PROGRAM.format(file=os.path.basename(c.file))
             elif callee is None:
                 c.refused = messages.NO_XMAP_HERE
+            for path, source in self.sources.items():
+                for axis in c.like_mesh_axes & source.unedited.keys():
+                    where = f"{os.path.basename(path)}:{source.unedited[axis]}"
+                    c.refused = c.refused or messages.UNEDITED.format(where=where)
         for path, source in self.sources.items():
             for span, callee in source.xmaps.items():
                 if callee not in made:

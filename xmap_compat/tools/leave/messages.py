@@ -22,9 +22,9 @@ NOT_OF_THE_PROGRAM = (
 )
 NO_XMAP_HERE = "no call of xmap is in this line: write `xmap(...)` where it is made"
 NOT_MADE = "this run does not make it: leave the program that does"
-OF_ONE_NAME = (
-    "the axis {name} fills the mesh axis of this name: a collective that is not edited has the "
-    "right result only there: rename one of them"
+UNEDITED = (
+    "{where} names an axis in a call that stays, and a mesh axis has the same name: the call would "
+    "reduce a part. Rename one of them"
 )
 ON_ONE = (
     "its axes {name} and {other} are on one mesh axis, {mesh_axis}, and a collective over one "

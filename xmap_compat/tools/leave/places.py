@@ -26,6 +26,7 @@ class Source:
       xmaps: the use of xmap in each call that makes a function with it.
       functions: names and attributes, and the helper's function for each.
       layers: arguments that name an axis to a layer of a library.
+      unedited: axes that a library, or a function without a name, is given elsewhere: their lines.
     """
 
     def __init__(self, path: str, data: bytes, axes: Collection[str], modules: Collection[str]):
@@ -42,6 +43,7 @@ class Source:
         self.xmaps: dict[Span, ast.expr] = {}
         self.functions: dict[ast.AST, str] = {}
         self.layers: list[ast.expr] = []
+        self.unedited: dict[str, int] = {}
         for node in self.names.nodes:
             name = ""
             if isinstance(node, ast.Call):
@@ -49,6 +51,8 @@ class Source:
                 if callee is not None:
                     self.xmaps[span_of(node)] = callee
                 self.layers += self._layer_axes(node)
+                if not isinstance(node.func, (ast.Name, ast.Attribute)):
+                    self.unedited |= dict.fromkeys(self._named_by(*node.args), node.lineno)
             elif isinstance(getattr(node, "ctx", None), ast.Load):
                 name = self.names.imported_name(node)
             if name in FUNCTIONS and self._may_be_over_axis(name, node):
@@ -91,16 +95,18 @@ class Source:
         return bool(named) and not (self._axes and named.isdisjoint(self._axes))
 
     def _layer_axes(self, call: ast.Call) -> Iterator[ast.expr]:
-        """The axes of a layer of a library that is made in a function."""
+        """The axes of a layer of a library that is made in a function; others are noted."""
         name = self.names.imported_name(call.func)
         is_class = name.rpartition(".")[2][:1].isupper()
-        is_of_library = name.partition(".")[0] not in {"", "jax", *self._modules}
-        if not (is_class and is_of_library and self._is_in_function(call)):
-            return
+        is_of_library = name.partition(".")[0] not in {"", "jax", "functools", *self._modules}
         for keyword in call.keywords:
+            if not is_of_library or keyword.arg not in _LAYERS:
+                continue
+            named = self._named_by(keyword.value)
             is_literal = isinstance(keyword.value, ast.Constant)  # a name, or None
-            is_over = not is_literal or self._has_axis(self._named_by(keyword.value))
-            if keyword.arg in _LAYERS and is_over:
+            if not (is_class and self._is_in_function(call)):
+                self.unedited |= dict.fromkeys(named, call.lineno)
+            elif not is_literal or self._has_axis(named):
                 yield keyword.value
 
     def _is_in_function(self, node: ast.AST | None) -> bool:

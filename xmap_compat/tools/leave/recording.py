@@ -181,7 +181,8 @@ class Recorder:
     def users_file(self, file: str) -> str:
         """The user's file of which this one is a copy; empty for others."""
         file = os.path.realpath(file)
-        if not file.startswith(self.task["tree"]) or f"{os.sep}site-packages{os.sep}" in file:
+        is_installed = f"{os.sep}site-packages{os.sep}" in file or file.startswith(PACKAGE)
+        if is_installed or not file.startswith(self.task["tree"]):
             return ""
         users = {copy: folder for folder, copy in self.task["folders"].items()}
         original = running.moved(users, file)

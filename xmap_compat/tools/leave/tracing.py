@@ -23,6 +23,8 @@ def learn(c: XmapCall, declared: Sequence[Any], traces: Mapping[int, Sequence[An
             c.undeclared = c.undeclared or any(placed.undeclared)
             c.is_coarse = c.is_coarse or bool(_COARSE.search(str(placed.program.jaxpr)))
             c.refused = c.refused or next(_reasons(placed), "")
+            for name, placement in placed.placements.items():
+                c.like_mesh_axes |= {name}.intersection(placement.mesh_axes)
 
 
 def _reasons(placed: Any) -> Iterator[str]:
@@ -31,9 +33,6 @@ def _reasons(placed: Any) -> Iterator[str]:
     """
     on: dict[Any, Any] = {}
     for name, placement in placed.placements.items():
-        # A collective over the mesh axis alone has the right result, by chance.
-        if placement.mesh_axes == (name,) and placement.device_size == 1:
-            yield messages.OF_ONE_NAME.format(name=name)
         for mesh_axis in placement.mesh_axes:
             # A collective over one of the axes reduces the other, where its operand has only that.
             if mesh_axis in on:

@@ -23,6 +23,7 @@ class XmapCall:
       inside: the numbers of the xmap calls in whose bodies it was called.
       differentiated: whether a gradient was taken from outside.
       axes: the names of its axes.
+      like_mesh_axes: those that have the name of a mesh axis of theirs.
       has_resources: whether it has ``axis_resources``.
       undeclared: whether a result varies over an axis that its out_axes leave out.
       is_coarse: whether it computes with numbers of less than 32 bits.
@@ -39,6 +40,7 @@ class XmapCall:
     inside: set[int] = dataclasses.field(default_factory=set)
     differentiated: bool = False
     axes: frozenset[Any] = frozenset()
+    like_mesh_axes: set[Any] = dataclasses.field(default_factory=set)
     has_resources: bool = False
     undeclared: bool = False
     is_coarse: bool = False

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xmap_compat.tools.source.bindings import first_line
 from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
 
@@ -85,13 +84,9 @@ def without_keyword(keyword: ast.keyword, call: Any, lines: Sequence[str]) -> Ed
     return edit._replace(start=start)
 
 
-def before(statement: ast.stmt, new: Iterable[str]) -> Edit:
-    """Add statements before another."""
-    at = first_line(statement), statement.col_offset
-    end = "\n"
-    if statement.col_offset:  # in a block that begins in the line
-        end = "; "
-    return Edit(at, at, "".join(f"{line}{end}" for line in new))
+def at_line(line: int, statements: Iterable[str]) -> Edit:
+    """Add statements above a line of the top level."""
+    return Edit((line, 0), (line, 0), "".join(f"{statement}\n" for statement in statements))
 
 
 def first_of_jax(tree: ast.Module) -> ast.stmt:
@@ -105,7 +100,9 @@ def first_of_jax(tree: ast.Module) -> ast.stmt:
             return statement
         if not isinstance(statement, ast.Expr) and "__future__" not in text:
             others.append(statement)
-    return [*others, tree.body[-1]][0]
+    if others:
+        return others[0]
+    return tree.body[-1]
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from xmap_compat.tools.source.bindings import IMPORTS, Names, bound_by, text_of
-from xmap_compat.tools.source.layout import Edit, before, first_of_jax, in_place_of, replacing
+from xmap_compat.tools.source.bindings import IMPORTS, Names, bound_by, first_line, text_of
+from xmap_compat.tools.source.layout import Edit, at_line, first_of_jax, in_place_of, replacing
 
 TOKEN = re.compile(r"\{([\w.]+):(\w+)\}")
 _Import = tuple[str, str]  # "from a import " or "import ", and "b" or "b as c"
@@ -118,7 +117,7 @@ class Renaming:
                 parent = self.names.parents[statement]
                 edits.append(in_place_of(statement, parent, self.lines, new))
         if self._new:
-            edits.append(before(self._place(), _statements(self._new)))
+            edits.append(self._new_imports())
         return edits
 
     # ---- imports
@@ -209,16 +208,20 @@ class Renaming:
                     return f"{module}.{name}"
         return ""
 
-    def _place(self) -> ast.stmt:
-        """The statement before which new imports stand.
-
-        Modules in ``homes`` may be found by a later ``sys.path`` only.
+    def _new_imports(self) -> Edit:
+        """They stand below the imports that follow the first one of JAX: above, a program may set
+        options that JAX reads.  Modules in ``homes`` may be found by a later ``sys.path`` only.
         """
-        place = first_of_jax(self.tree)
-        for statement, following in itertools.pairwise(self.tree.body):
-            if self.homes and "sys.path" in ast.unparse(statement):
-                place = following
-        return place
+        first = first_of_jax(self.tree)
+        line = first_line(first)
+        follows = True
+        for statement in self.tree.body[self.tree.body.index(first) :]:
+            sets_path = bool(self.homes) and "sys.path" in ast.unparse(statement)
+            is_in_line = statement.lineno < line
+            follows = sets_path or is_in_line or (follows and isinstance(statement, IMPORTS))
+            if follows:
+                line = statement.end_lineno + 1
+        return at_line(line, _statements(self._new))
 
 
 def _as_it_is(statement: Any) -> list[_Import]:

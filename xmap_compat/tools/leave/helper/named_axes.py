@@ -35,7 +35,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_me
 # A resource: a device computes an axis in so many chunks.
 SerialLoop = namedtuple("SerialLoop", "length")
 
-# An axis, its size, the mesh axes that split it, its name for `jax.vmap`, and its SerialLoops.
+# An axis, its size, the mesh axes that split it, its name for `jax.vmap`, and the lengths of its
+# SerialLoops.
 Axis = namedtuple("Axis", "name size across local loops")
 
 # The axes that calls of `mapped` have entered under another name than the user's, by that name.
@@ -141,8 +142,8 @@ def _entered(sizes, resources):
     axes = []
     for name, size in sizes.items():
         entries = _tuple(resources.get(name, ()))
-        loops = [entry for entry in entries if hasattr(entry, "length")]
-        across = tuple(entry for entry in entries if entry not in loops)
+        across = tuple(entry for entry in entries if not hasattr(entry, "length"))
+        loops = [entry.length for entry in entries if entry not in across]
         _check_free(name, across)
         local = name
         if entries or name in placed:
@@ -174,7 +175,8 @@ def _tuple(x):
 
 def is_bound(name):
     try:
-        return lax.axis_size(name) > 0
+        lax.axis_size(name)
+        return True
     except NameError:
         return False
 
@@ -272,7 +274,7 @@ def _over(axis, outer, fun, arg_specs, result_specs):
     def over(*args):
         held = axis.size // lax.axis_size(axis.across)
         if axis.loops:
-            chunk = held // math.prod(loop.length for loop in axis.loops)
+            chunk = held // math.prod(axis.loops)
             results = lax.map(lambda k: element(k, *args), jnp.arange(held), batch_size=chunk)
             return _at_arrays(joined, result_specs, results)
         if axis.across and held == 1:
@@ -454,5 +456,5 @@ def pdot(x, y, axis_name, pos_contract=((), ()), **options):
         """With a last dimension for those on this device: no data moves."""
         return _gather(jnp.expand_dims(operand, -1), local, axis=-1, tiled=True)
 
-    dimensions = [(*contracted, -1) for contracted in pos_contract]
+    dimensions = [(*np.mod(at, jnp.ndim(z)), -1) for at, z in zip(pos_contract, (x, y))]
     return lax.psum(jnp.tensordot(elements(x), elements(y), dimensions, **options), across)
