@@ -29,10 +29,7 @@ B, W = np.random.default_rng(0).normal(size=(2, 2, SIZE, 3)).astype(np.float32) 
 # Each structure is an operator of p and v, written once for JAX and for NumPy: ``choose(index, branches, v)`` takes a
 # branch, ``total`` sums over the elements, ``repeat(step, v)`` applies a step twice.
 def cond(ops, p, v):
-    def positive(v):
-        return 3 * v + ops.total(v) / 16
-
-    return ops.choose(ops.number(p > 0), [lambda v: 2 * v, positive], v)
+    return ops.choose(ops.number(p > 0), [lambda v: 2 * v, lambda v: 3 * v + ops.total(v) / 16], v)
 
 
 def switch(ops, p, v):
@@ -100,11 +97,9 @@ class InNumpy:
 
 def by_iteration(matvec, b):
     """The solution of ``matvec(x) = b``, by a fixed number of steps that can be transposed."""
-
-    def step(x, _):
-        return x + (b - matvec(x)) / 3.5, None
-
-    return lax.scan(step, jnp.zeros_like(b), None, length=24)[0]
+    return lax.scan(
+        lambda x, _: (x + (b - matvec(x)) / 3.5, None), jnp.zeros_like(b), None, length=24
+    )[0]
 
 
 def solve(op, p, b):
@@ -115,10 +110,9 @@ def solve(op, p, b):
 
 
 def root(op, p, b):
-    def solved(f, x):
-        return by_iteration(lambda x: f(x) + b, b)
-
-    return lax.custom_root(lambda x: op(p, x) - b, b, solved, by_iteration)
+    return lax.custom_root(
+        lambda x: op(p, x) - b, b, lambda f, x: by_iteration(lambda x: f(x) + b, b), by_iteration
+    )
 
 
 def rule(op, p, b):
@@ -150,13 +144,6 @@ PLACEMENTS = {
     "serial loop": ((4, 2), {"i": SerialLoop(4)}),
     "serial loop beside": ((4, 2), {"i": "x", "j": SerialLoop(2)}),
 }
-
-
-def mesh_of(shape):
-    count = shape[0] * shape[1]
-    return Mesh(np.array(jax.devices()[:count]).reshape(shape), ("x", "y"))
-
-
 CELLS = [
     (c, name) for c in (False, True) for name in PLACEMENTS if not (c and name == "serial loop")
 ]
@@ -191,11 +178,9 @@ def dense(structure, communicates):
 
 def matrix(f):
     """The matrix of a linear function of one number for each element."""
-    columns = []
-    for unit in np.eye(SIZE, dtype=np.float32):
-        result = f(np.repeat(unit[:, None], 3, 1))
-        columns.append(result[:, 0])
-    return np.stack(columns, 1)
+    return np.stack(
+        [f(np.repeat(e[:, None], 3, 1))[:, 0] for e in np.eye(SIZE, dtype=np.float32)], 1
+    )
 
 
 @functools.cache
@@ -230,9 +215,12 @@ def expected(structure, communicates):
         cotangents["solve"] = np.stack([jax.vjp(vmapped(solve), b)[1](w)[0] for b, w in zip(B, W)])
     else:
         cotangents["called"] *= 3
-    results = {k: apply(v, B) for k, v in pushed.items()}
-    results["rule"] = 2 * B
-    return results, cotangents, tangents, apply(m.T, W)
+    return (
+        {k: apply(v, B) for k, v in pushed.items()} | {"rule": 2 * B},
+        cotangents,
+        tangents,
+        apply(m.T, W),
+    )
 
 
 @pytest.mark.sampled
@@ -246,7 +234,7 @@ def test_branches_are_transposed(structure, communicates, placement):
     def mapped(body, count):
         return xmap(body, (["i"], *[elements] * count), elements, axis_resources=resources)
 
-    with mesh_of(shape):
+    with Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), ("x", "y")):
         found = jax.jit(lambda: derivatives(mapped, op, USES[communicates]))()
     assert_near(found, expected(structure, communicates))
 
@@ -262,12 +250,11 @@ def test_solvers_of_a_branch(method, placement):
     """A division that only one branch may compute stays out of the others' gradients."""
 
     def body(p, b):
-        root = jnp.sqrt(p)
-        branches = [lambda v: 2 * v, lambda v: 4 * root * v / root]
+        branches = [lambda v: 2 * v, lambda v: 4 * jnp.sqrt(p) * v / jnp.sqrt(p)]
         return KRYLOV[method](lambda v: lax.cond(p > 0, *branches[::-1], v), b)[0]
 
     shape, resources = PLACEMENTS[placement]
-    with mesh_of(shape):
+    with Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), ("x", "y")):
         f = xmap(body, (["i"], ["j", "i", ...]), ["j", "i", ...], axis_resources=resources)
         value, pull = jax.vjp(f, P, B)
         of_p, of_b = pull(W)
@@ -294,21 +281,17 @@ def test_a_linear_call_with_a_collective_is_refused(resources):
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
 def test_a_rule_with_integer_results_in_a_linear_function(resources):
     f = jax.custom_jvp(lambda p, v: (p * v, jnp.int32(3)))
-
-    def tangents(primals, t):
-        of_product = t[0] * primals[1] + primals[0] * t[1]
-        return f(*primals), (of_product, np.zeros((), jax.dtypes.float0))
-
-    f.defjvp(tangents)
+    f.defjvp(
+        lambda primals, t: (
+            f(*primals),
+            (t[0] * primals[1] + primals[0] * t[1], np.zeros((), jax.dtypes.float0)),
+        )
+    )
 
     def branch(p, v):
-        def positive(v):
-            product, sign = f(p, v)
-            return product * sign
-
-        return lax.cond(p > 0, positive, lambda v: v, v)
+        return lax.cond(p > 0, lambda v: f(p, v)[0] * f(p, v)[1], lambda v: v, v)
 
     mapped = xmap(branch, (["i"], ["j", "i", ...]), ["j", "i", ...], axis_resources=resources)
-    with mesh_of((4, 2)):
+    with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
         found = jax.linear_transpose(lambda b: mapped(P, b), B)(W)[0]
     assert_near(found, np.where(P > 0, 3 * P, 1)[:, None] * W)
