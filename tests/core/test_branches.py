@@ -42,9 +42,14 @@ def with_cotangent(function, rule):
 half_tangent = with_tangent(jnp.sin, lambda z, t: jax.nn.relu(jnp.cos(z)) * t / 2)
 half_cotangent = with_cotangent(jnp.sin, lambda z, ct: jax.nn.softplus(jnp.cos(z)) * ct / 2)
 TABLE = jnp.array([1.0, 0.5, 2.0])
-of_a_table = with_cotangent(
-    lambda z: jnp.sin(z * TABLE).sum(), lambda z, ct: (jnp.cos(z * TABLE) * TABLE).sum() * ct / 2
-)
+
+
+def slope_of_table(z, ct):
+    slopes = jnp.cos(z * TABLE) * TABLE
+    return slopes.sum() * ct / 2
+
+
+of_a_table = with_cotangent(lambda z: jnp.sin(z * TABLE).sum(), slope_of_table)
 
 
 def in_a_scan(z):
@@ -55,7 +60,8 @@ def in_a_scan(z):
 
 
 def in_a_vmap(z):
-    return jax.vmap(lambda c: jax.nn.relu(jnp.sqrt(z * c)))(jnp.arange(1.0, 3)).sum()
+    rows = jax.vmap(lambda c: jax.nn.relu(jnp.sqrt(z * c)))
+    return rows(jnp.arange(1.0, 3)).sum()
 
 
 NOT_DIFFERENTIABLE = expressions(
@@ -219,8 +225,10 @@ def by_hand(positional):
 def some_rows_taken(a, b):
     """Rows that no element, some elements, and all elements take; of those with a sum of roots all have one."""
     x = 0.5 + np.abs(arguments(a, b)[0][..., 0])
-    signs = np.where(np.arange(a)[:, None] % 4 > np.arange(b) % 3, 1, -1)
-    return np.where(np.arange(a)[:, None] % 4 == 0, -0.05, signs * x).astype(np.float32)
+    row = np.arange(a)[:, None] % 4
+    column = np.arange(b) % 3
+    signs = np.where(row > column, 1, -1)
+    return np.where(row == 0, -0.05, signs * x).astype(np.float32)
 
 
 def of_collectives(functions, a, b):
@@ -229,10 +237,12 @@ def of_collectives(functions, a, b):
     def gradient(f):
         return jax.grad(lambda x: (f(x) * direction).sum())
 
-    return {
-        name: (f(x), gradient(f)(x), jax.jvp(gradient(f), (x,), (direction,))[1])
-        for name, f in functions.items()
-    }
+    found = {}
+    for name, f in functions.items():
+        slope = gradient(f)
+        _, second = jax.jvp(slope, (x,), (direction,))
+        found[name] = (f(x), slope(x), second)
+    return found
 
 
 @pytest.mark.sampled(2)
@@ -306,16 +316,20 @@ def test_each_device_computes_only_its_branch_if_no_rule_has_a_collective():
         return v * w
 
     product.defvjp(lambda v, w: (v * w, (v, w)), lambda res, ct: (ct * res[1], ct * res[0]))
+
     # In the gradient of a constant, too, there is no sum over devices that the others do not join.
-    gradient = differing_on_devices(
-        lambda v, w: jax.nn.relu(product(v, w)) + product(jnp.ones(()), v) + product(w, 2.0)
-    )
+    def branch(v, w):
+        return jax.nn.relu(product(v, w)) + product(jnp.ones(()), v) + product(w, 2.0)
+
+    gradient = differing_on_devices(branch)
     with mesh42():
         found = primitives(gradient, V, 2.0)
         got = gradient(V, 2.0)
     assert any(path[-1] == "cond" for path in found)
     assert not [path for path in found if "cond" in path and path[-1].startswith("psum")]
-    assert_near(got, (np.where(V > 0, 2 + 1, np.cos(V)), (V > 0).sum() * 2.0 + V[V > 0].sum()))
+    of_v = np.where(V > 0, 2 + 1, np.cos(V))
+    positive = V[V > 0]
+    assert_near(got, (of_v, 2.0 * positive.size + positive.sum()))
 
 
 @pytest.mark.parametrize("part", ["function", "forward", "backward", "tangent"])
@@ -327,13 +341,11 @@ def test_devices_compute_all_branches_if_a_rule_has_a_collective(part):
 
 
 def test_values_are_computed_without_asking_who_takes_a_branch():
-    mapped = xmap(
-        lambda z: lax.cond(z > 0, lambda z: over_b(jnp.sqrt(z)), jnp.sin, z),
-        ["b"],
-        ["b"],
-        axis_resources={"b": "x"},
-    )
+    def body(z):
+        return lax.cond(z > 0, lambda z: over_b(jnp.sqrt(z)), jnp.sin, z)
+
+    mapped = xmap(body, ["b"], ["b"], axis_resources={"b": "x"})
     with mesh42():
-        assert [
-            path[-1] for path in primitives(mapped, V) if path[-1].startswith(("psum", "pmax"))
-        ] == ["psum_invariant"]
+        names = [path[-1] for path in primitives(mapped, V)]
+        sums = [name for name in names if name.startswith(("psum", "pmax"))]
+        assert sums == ["psum_invariant"]

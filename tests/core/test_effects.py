@@ -62,9 +62,13 @@ def in_a_jit(call):
 
 
 def in_a_loop(call):
-    return lambda *values: lax.while_loop(
-        lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] + call(*values)), (0, 0.0)
-    )[1]
+    def looped(*values):
+        def step(c):
+            return c[0] + 1, c[1] + call(*values)
+
+        return lax.while_loop(lambda c: c[0] < 2, step, (0, 0.0))[1]
+
+    return looped
 
 
 def in_a_branch(call):
@@ -76,9 +80,12 @@ def in_a_branch(call):
 
 def in_a_vmap(call):
     """Over an axis of two equal rows."""
-    return lambda *values: jax.vmap(lambda k: call(*(v + 0 * k for v in values)))(
-        jnp.zeros(2)
-    ).sum()
+
+    def mapped(*values):
+        rows = jax.vmap(lambda k: call(*(v + 0 * k for v in values)))
+        return rows(jnp.zeros(2)).sum()
+
+    return mapped
 
 
 def in_an_xmap(call):
@@ -126,13 +133,25 @@ CONSTRUCTS = [
 CONSTRUCTS += [in_a_custom_vmap]
 TIMES = dict.fromkeys((in_a_scan, in_a_loop, in_a_vmap, in_an_xmap), 2)
 # What the callback is given: its values for the elements v of i and u of j.
-GIVEN = {
-    "both": (lambda v, u: (v, u), lambda: [(v, u) for v in X for u in Y4]),
-    "one axis": (lambda v, u: (v,), lambda: [(v,) for v in X]),
-    "the other axis": (lambda v, u: (u,), lambda: [(u,) for u in Y4]),
-    "a constant": (lambda v, u: (jnp.float32(3),), lambda: [(3.0,)]),
-    "a sum": (lambda v, u: (lax.psum(v, "i"),), lambda: [(36.0,)]),
-    "nothing": (lambda v, u: (), lambda: [()]),
+GIVEN = expressions(
+    """
+both: (v, u)
+one axis: (v,)
+the other axis: (u,)
+a constant: (jnp.float32(3),)
+a sum: (lax.psum(v, "i"),)
+nothing: ()
+""",
+    "v, u",
+    globals(),
+)
+ELEMENTS = {
+    "both": list(itertools.product(X, Y4)),
+    "one axis": list(itertools.product(X)),
+    "the other axis": list(itertools.product(Y4)),
+    "a constant": [(3.0,)],
+    "a sum": [(36.0,)],
+    "nothing": [()],
 }
 
 
@@ -152,15 +171,18 @@ def test_an_io_callback_runs_once_for_each_element_that_its_operands_vary_over(
         pytest.skip("these need an operand")
     if given == "a sum" and "SerialLoop" in str(resources):
         pytest.skip("there is no sum over a loop")
-    host, (operands, elements) = Host(), GIVEN[given]
+    host = Host()
+    elements = ELEMENTS[given]
     call = construct(lambda *values: io_callback(host, SCALAR, *values))
-    fun = xmap(
-        lambda v, u: call(*operands(v, u)), (["i"], ["j"]), ["i", "j"], axis_resources=resources
-    )
+
+    def body(v, u):
+        return call(*GIVEN[given](v, u))
+
+    fun = xmap(body, (["i"], ["j"]), ["i", "j"], axis_resources=resources)
     with mesh42():
         out = np.asarray(fun(X, Y4))
         jax.effects_barrier()
-    assert collections.Counter(host.told) == {e: TIMES.get(construct, 1) for e in elements()}
+    assert collections.Counter(host.told) == {e: TIMES.get(construct, 1) for e in elements}
     # Elements that share a call share its result.
     axes = {"one axis": 1, "the other axis": 0}.get(given, (0, 1))
     if given != "both":
@@ -177,27 +199,28 @@ def test_a_batching_rule_that_calls_python_is_not_run_on_each_copy():
 
 
 # A construct of values that vary over i, around a callback of what does not.
-AROUND = {
-    "a loop": lambda call, v: lax.fori_loop(0, 3, lambda k, c: c + call(jnp.float32(k)), v),
-    "a scan": lambda call, v: lax.scan(lambda c, k: (c + call(k), None), v, jnp.arange(3.0))[0],
-    "a branch of all": lambda call, v: lax.switch(
-        1, [lambda v: v, lambda v: v + sum(map(call, jnp.arange(3.0)))], v
-    ),
-}
+REPEATED = expressions(
+    """
+a loop: lax.fori_loop(0, 3, lambda k, c: c + call(jnp.float32(k)), v)
+a scan: lax.scan(lambda c, k: (c + call(k), None), v, jnp.arange(3.0))[0]
+a branch of all: lax.switch(1, [lambda v: v, lambda v: v + sum(map(call, jnp.arange(3.0)))], v)
+""",
+    "call, v",
+    globals(),
+)
 
 
 @pytest.mark.parametrize(
     "resources", [{}, {"i": "x"}, {"i": SerialLoop(2)}, {"i": ("x", SerialLoop(2))}], ids=str
 )
-@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("around", REPEATED.values(), ids=REPEATED)
 def test_a_callback_that_a_serial_loop_would_repeat_is_refused(around, resources):
     host = Host()
-    fun = xmap(
-        lambda v: around(lambda k: io_callback(host, SCALAR, k), v),
-        ["i"],
-        ["i"],
-        axis_resources=resources,
-    )
+
+    def body(v):
+        return around(lambda k: io_callback(host, SCALAR, k), v)
+
+    fun = xmap(body, ["i"], ["i"], axis_resources=resources)
     with mesh42():
         if "SerialLoop" in str(resources):
             with pytest.raises(
@@ -262,10 +285,8 @@ def test_with_several_loops_a_callback_runs_once_for_each_element(resources):
     hosts = of_v, of_both, of_nothing = Host(), Host(), Host()
 
     def body(u, v):
-        return [
-            io_callback(host, SCALAR, value)
-            for host, value in zip(hosts, (v, u * v, jnp.float32(3)))
-        ]
+        values = (v, u * v, jnp.float32(3))
+        return [io_callback(host, SCALAR, value) for host, value in zip(hosts, values)]
 
     jax.block_until_ready(
         xmap(body, (["i"], ["j"]), [["j"], ["i", "j"], []], axis_resources=resources)(X, Y4)
@@ -485,21 +506,26 @@ def test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment(n
 
 # ------------------------------------------------------------------------------------ around
 
-AROUND = {
-    "grad": (lambda f: jax.grad(lambda w: f(X, w).sum())(2.0), 1),
-    "a jitted gradient": (lambda f: jax.jit(jax.value_and_grad(lambda w: f(X, w).sum()))(2.0), 1),
-    "linearize": (lambda f: jax.linearize(lambda w: f(X, w), 2.0)[1](1.0), 1),
-    "vmap": (lambda f: jax.vmap(lambda w: f(X, w))(jnp.arange(3.0)), 3),
-    "scan": (lambda f: lax.scan(lambda c, _: (f(X, c).sum() / 9, None), 1.0, None, length=3)[0], 3),
-    "a branch": (lambda f: lax.cond(True, lambda: f(X, 1.0), lambda: X), 1),
-}
+AROUND = expressions(
+    """
+grad: jax.grad(lambda w: f(X, w).sum())(2.0)
+a jitted gradient: jax.jit(jax.value_and_grad(lambda w: f(X, w).sum()))(2.0)
+linearize: jax.linearize(lambda w: f(X, w), 2.0)[1](1.0)
+vmap: jax.vmap(lambda w: f(X, w))(jnp.arange(3.0))
+scan: lax.scan(lambda c, _: (f(X, c).sum() / 9, None), 1.0, None, length=3)[0]
+a branch: lax.cond(True, lambda: f(X, 1.0), lambda: X)
+""",
+    "f",
+    globals(),
+)
+TIMES_AROUND = dict.fromkeys(AROUND, 1) | {"vmap": 3, "scan": 3}
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("resources", list(RESOURCES.values())[:6], ids=list(RESOURCES)[:6])
 @pytest.mark.parametrize("around", AROUND)
 def test_io_callbacks_under_transformations_around(around, resources):
-    use, times = AROUND[around]
+    use = AROUND[around]
     host = Host()
 
     def body(v, w):
@@ -509,11 +535,7 @@ def test_io_callbacks_under_transformations_around(around, resources):
     with mesh42():
         found = use(xmap(body, (["i"], {}), ["i"], axis_resources=resources))
         jax.effects_barrier()
-    assert collections.Counter(host.told) == {(v,): times for v in X}
+    assert collections.Counter(host.told) == {(v,): TIMES_AROUND[around] for v in X}
     expected = use(lambda v, w: jnp.sin(v * w))
-    jax.tree.map(
-        lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5), found, expected
-    )
-
-
-# ------------------------------------------------------------------------- the table of the guide
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -347,7 +347,7 @@ def test_a_map_around_a_branch_with_a_collective(resources):
     np.testing.assert_array_equal(slope, OF_TAKEN)
 
 
-@bug("_jax/nice/recovery.py: rule", raises=ValueError)
+@bug("nothing; enter the mesh by `with mesh:`", raises=ValueError)
 def test_a_check_before_a_shard_map_under_set_mesh():
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     double = jax.shard_map(lambda v: 2 * v, mesh=mesh, in_specs=P("x"), out_specs=P("x"))

@@ -548,8 +548,11 @@ without mesh resources: (lambda v: weighted(())({"v": v}, one_device(4)), one_de
 @pytest.mark.parametrize("name", REFUSED)
 def test_where_committed_arrays_are_refused_it_is_by_jit(name):
     fun, array = REFUSED[name]()
-    with pytest.raises(ValueError, match="Received incompatible devices"), square():
+    with pytest.raises(ValueError, match="Received incompatible devices") as caught, square():
         fun(array)
+    notes = "".join(getattr(caught.value, "__notes__", ()))
+    lies_on_mesh = name.startswith("another mesh")
+    assert ("xmap moves an array that is committed to one device" in notes) == lies_on_mesh
 
 
 def test_a_call_takes_the_compiled_fast_path_of_jit():

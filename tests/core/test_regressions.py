@@ -46,10 +46,11 @@ assert_close = functools.partial(comparing.assert_close, atol=1e-4)
 
 def weighted_sum(tree):
     """A loss whose cotangents differ from element to element."""
-    return sum(
-        jnp.sum(jnp.sin(leaf) * (1 + jnp.arange(leaf.size).reshape(leaf.shape)))
-        for leaf in jax.tree.leaves(tree)
-    )
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        factors = 1 + jnp.arange(leaf.size).reshape(leaf.shape)
+        total += jnp.sum(jnp.sin(leaf) * factors)
+    return total
 
 
 def gradient(f, argnums=0):
@@ -113,9 +114,8 @@ def test_of_empty_arguments_there_may_be_full_results(mesh42, resources, shape):
     f = xmap(body, ["a", ...], ([...], ["a"], [], ["a", ...]), axis_resources=resources)
     with mesh42:
         results = f(np.ones(shape, np.float32))
-    assert_close(
-        results, (np.arange(5), np.ones(shape[0]), np.zeros(()), np.full((shape[0], 2), 3))
-    )
+    full = np.full((shape[0], 2), 3)
+    assert_close(results, (np.arange(5), np.ones(shape[0]), np.zeros(()), full))
 
 
 # ---------------------------------------------------------------- around and inside others
@@ -125,38 +125,46 @@ def user_mesh():
     return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
 
-BODIES = {
-    "product": (lambda v, w: v @ w, lambda x, w: x @ w),
-    "collective": (lambda v, w: v + lax.psum(v @ w, "a"), lambda x, w: x + (x @ w).sum(0)),
-    "scan": (
-        lambda v, w: lax.scan(lambda c, _: (c @ w, c.sum()), v, None, length=2)[0],
-        lambda x, w: x @ w @ w,
-    ),
-    "cond": (
-        lambda v, w: lax.cond(v.sum() > 0, lambda: v @ w, lambda: v),
-        lambda x, w: jnp.where(x.sum(-1, keepdims=True) > 0, x @ w, x),
-    ),
-}
+BODIES = expressions(
+    """
+product: v @ w
+collective: v + lax.psum(v @ w, "a")
+scan: lax.scan(lambda c, _: (c @ w, c.sum()), v, None, length=2)[0]
+cond: lax.cond(v.sum() > 0, lambda: v @ w, lambda: v)
+""",
+    "v, w",
+    globals(),
+)
+BY_ROWS = expressions(
+    """
+product: x @ w
+collective: x + (x @ w).sum(0)
+scan: x @ w @ w
+cond: jnp.where(x.sum(-1, keepdims=True) > 0, x @ w, x)
+""",
+    "x, w",
+    globals(),
+)
 
 
 @over_placements
-@pytest.mark.parametrize("named, positional", BODIES.values(), ids=BODIES)
-def test_inside_shard_map(mesh42, resources, named, positional):
+@pytest.mark.parametrize("name", BODIES)
+def test_inside_shard_map(mesh42, resources, name):
     """Operands that vary over different axes of the user's own shard_map meet in the body."""
-    x, w = numbers(N, 4, 3), numbers(3, 3)
-
-    def on_device(x, w):
-        return xmap(named, (["a", ...], {}), ["a", ...], axis_resources=resources)(x, w)
+    x = numbers(N, 4, 3)
+    w = numbers(3, 3)
+    on_device = xmap(BODIES[name], (["a", ...], {}), ["a", ...], axis_resources=resources)
 
     specs = {"mesh": user_mesh(), "in_specs": (P(None, "x"), P()), "out_specs": P(None, "x")}
 
     def rows(x, w):
-        return jnp.stack([positional(x[:, k], w) for k in range(4)], 1)
+        return jnp.stack([BY_ROWS[name](x[:, k], w) for k in range(4)], 1)
 
     with mesh42:
         f = jax.shard_map(on_device_rows(on_device), **specs)
         assert_close(jax.jit(f)(x, w), rows(x, w))
-        assert_close(jax.jit(gradient(f, (0, 1)))(x, w), gradient(rows, (0, 1))(x, w), 1e-3)
+        slopes = jax.jit(gradient(f, (0, 1)))(x, w)
+    assert_close(slopes, gradient(rows, (0, 1))(x, w), 1e-3)
 
 
 def on_device_rows(f):

@@ -49,13 +49,9 @@ def shapes_and_jaxprs(x, u, w):
         constant = jnp.arange(3.0).sum()
     with jax.named_scope("scope"):
         scoped = jax.named_call(lambda v: v + u, name="call")(x)
-    return (
-        jnp.zeros(shape.shape, shape.dtype) + x,
-        jaxpr_as_fun(jaxpr)(x, u, w),
-        closed(x, *constants),
-        constant,
-        scoped,
-    )
+    zeros = jnp.zeros(shape.shape, shape.dtype)
+    again = jaxpr_as_fun(jaxpr)(x, u, w)
+    return zeros + x, again, closed(x, *constants), constant, scoped
 
 
 def _matrix(x, u):
@@ -84,12 +80,11 @@ def pure_callbacks(x, u, w):
     def row_sum(v):
         return np.sin(np.asarray(v)).sum(-1).astype(np.float32)
 
-    return (
-        jax.pure_callback(add, shape, x, u, vmap_method="sequential"),
-        jax.pure_callback(add, shape, x, u, vmap_method="broadcast_all"),
-        jax.pure_callback(row_sum, scalar, x, vmap_method="expand_dims"),
-        jax.pure_callback(row_sum, scalar, w, vmap_method="expand_dims"),
-    )
+    added = []
+    for method in ("sequential", "broadcast_all"):
+        added.append(jax.pure_callback(add, shape, x, u, vmap_method=method))
+    sums = [jax.pure_callback(row_sum, scalar, v, vmap_method="expand_dims") for v in (x, w)]
+    return added, sums
 
 
 def rules_that_close_over_named_values(x, u, w):
@@ -136,7 +131,8 @@ def applied(function, v, power):
 
 @applied.defjvp
 def _applied_jvp(function, power, primals, tangents):
-    return applied(function, primals[0], power), power * function(primals[0]) * tangents[0]
+    value = function(primals[0])
+    return value**power, power * value * tangents[0]
 
 
 @jax.custom_jvp
@@ -169,29 +165,26 @@ def partly_constant(v):
 def _partly_constant_jvp(primals, tangents):
     """The tangent of an integer, and one that the rule declares to be zero."""
     zero = jax.custom_derivatives.SymbolicZero(jax.typeof(primals[0]).to_tangent_aval())
-    return partly_constant(*primals), (2 * tangents[0], np.zeros((), jax.dtypes.float0), zero)
+    of_integer = np.zeros((), jax.dtypes.float0)
+    return partly_constant(*primals), (2 * tangents[0], of_integer, zero)
 
 
 partly_constant.defjvp(_partly_constant_jvp, symbolic_zeros=True)
 
 
 def jvp_rules_with_static_arguments(x, u, w):
-    return (
-        applied(jnp.sin, x * w, 3).sum()
-        + product(x, u).sum()
-        + product(u * 1.0, w[0])
-        + product(w, w[1]).sum()
-    )
+    total = applied(jnp.sin, x * w, 3).sum()
+    for v, t in [(x, u), (u * 1.0, w[0]), (w, w[1])]:
+        total += product(v, t).sum()
+    return total
 
 
 def jvp_rule_with_symbolic_zeros(x, u, w):
     varying, number, constant = partly_constant(x)
-    aware = zero_aware(x, jnp.ones(3)).sum() + zero_aware(x, w * u).sum() + zero_aware(2.0, u)
-    return (
-        aware
-        + zero_aware(constant, varying * number).sum()
-        + zero_aware(x, jnp.cos(jnp.arange(3))).sum()
-    )
+    total = zero_aware(2.0, u)
+    for t in (jnp.ones(3), w * u, jnp.cos(jnp.arange(3))):
+        total += zero_aware(x, t).sum()
+    return total + zero_aware(constant, varying * number).sum()
 
 
 @jax.custom_vjp
@@ -202,11 +195,9 @@ def picked(v, index, flag):
 
 def _picked_bwd(residuals, ct):
     index, flag = residuals
-    return (
-        jnp.where(flag, jnp.zeros(3).at[index].set(ct * 2), ct),
-        None,
-        np.zeros((), jax.dtypes.float0),
-    )
+    at_index = jnp.zeros(3).at[index].set(ct * 2)
+    of_boolean = np.zeros((), jax.dtypes.float0)
+    return jnp.where(flag, at_index, ct), None, of_boolean
 
 
 picked.defvjp(lambda v, index, flag: (picked(v, index, flag), (index, flag)), _picked_bwd)
@@ -219,9 +210,9 @@ def tree_function(tree, other):
 
 def _tree_bwd(residuals, ct):
     q, other = residuals
-    return {"p": ct["sum"] * 2, "q": [(ct["pair"][0] * other).sum() + ct["pair"][1]]}, ct[
-        "sum"
-    ] + ct["pair"][0] * q
+    first, second = ct["pair"]
+    of_q = (first * other).sum() + second
+    return {"p": ct["sum"] * 2, "q": [of_q]}, ct["sum"] + first * q
 
 
 tree_function.defvjp(
@@ -236,18 +227,18 @@ def perturbation_aware(v, t):
 
 def _perturbation_fwd(v, t):
     """Keep only what the backward pass needs."""
-    return v.value * t.value, (
-        t.value if v.perturbed else None,
-        v.value if t.perturbed else None,
-        jnp.zeros_like(t.value),
-    )
+    kept_t = t.value if v.perturbed else None
+    kept_v = v.value if t.perturbed else None
+    return v.value * t.value, (kept_t, kept_v, jnp.zeros_like(t.value))
 
 
 def _perturbation_bwd(residuals, ct):
     t, v, nothing = residuals
     if isinstance(ct, jax.custom_derivatives.SymbolicZero):
         ct = jnp.zeros(ct.shape, ct.dtype)
-    return None if t is None else ct * t, nothing if v is None else (ct * v).sum() * 2
+    of_v = None if t is None else ct * t
+    of_t = nothing if v is None else (ct * v).sum() * 2
+    return of_v, of_t
 
 
 perturbation_aware.defvjp(_perturbation_fwd, _perturbation_bwd, symbolic_zeros=True)
@@ -276,9 +267,9 @@ def vjp_rule_with_integers(x, u, w):
 
 def vjp_rule_of_pytrees(x, u, w):
     out = tree_function({"p": x, "q": [u]}, w)
-    return (out["sum"] * out["pair"][0]).sum() + out["pair"][1] * tree_function(
-        {"p": w, "q": [1.0]}, x
-    )["sum"].sum()
+    other = tree_function({"p": w, "q": [1.0]}, x)
+    first, second = out["pair"]
+    return (out["sum"] * first).sum() + second * other["sum"].sum()
 
 
 def plain_vjp_rule_of_pytrees(x, u, w):
@@ -289,19 +280,15 @@ def plain_vjp_rule_of_pytrees(x, u, w):
         return {"sum": doubled + other, "pair": (tree["q"][0] * other, tree["q"][0])}
 
     out = function({"p": x, "q": [u]}, w)
-    return (out["sum"] * out["pair"][0]).sum() + out["pair"][1] * function({"p": w, "q": [1.0]}, x)[
-        "sum"
-    ].sum()
+    other = function({"p": w, "q": [1.0]}, x)
+    first, second = out["pair"]
+    return (out["sum"] * first).sum() + second * other["sum"].sum()
 
 
 def vjp_rule_with_symbolic_zeros(x, u, w):
     constant = perturbation_aware(x * w, jnp.float32(2.0))
-    return (
-        constant.sum()
-        + perturbation_aware(w, u).sum()
-        + cotangent_aware(x)[0].sum()
-        + sum(cotangent_aware(u * w))[0]
-    )
+    perturbed = constant.sum() + perturbation_aware(w, u).sum()
+    return perturbed + cotangent_aware(x)[0].sum() + sum(cotangent_aware(u * w))[0]
 
 
 RULES = {
@@ -401,11 +388,10 @@ def test_a_vmap_around_has_a_name_of_its_own(name, placement):
                 both(f, axis_name=name)(stacked, u, w), both(vmapped(mixing))(stacked, u, w)
             )
             return
-        for refused in (
-            mapped(f, axis_name=name),
-            jax.jit(loss(f, axis_name=name)),
-            mapped(jax.jit(f), axis_name=name),
-        ):
+        named = mapped(f, axis_name=name)
+        jitted = mapped(jax.jit(f), axis_name=name)
+        slope = loss(f, axis_name=name)
+        for refused in (named, jax.jit(slope), jitted):
             with pytest.raises(
                 ValueError, match=r"a transformation around it .* has axes of the same names"
             ):
@@ -435,7 +421,8 @@ def test_strict_promotion_and_leak_checks(placement):
         result = jax.jit(f)(*args)
         slopes = jax.grad(lambda *args: f(*args)[2].sum())(*args)
     assert_same(result, jax.jit(vmapped(body))(*args))
-    assert_same(slopes, jax.jit(jax.grad(lambda *args: vmapped(body)(*args)[2].sum()))(*args))
+    expected = jax.grad(lambda *args: vmapped(body)(*args)[2].sum())
+    assert_same(slopes, jax.jit(expected)(*args))
 
 
 @pytest.mark.sampled(2)
@@ -508,6 +495,5 @@ def test_branches_for_other_platforms_are_not_lowered(placement):
         outside = jax.grad(lambda x: mapped(x, *args[1:]).sum())(args[0])
         assert_same(mapped(*args), jax.jit(vmapped(on_a_cpu))(*args))
         assert "cosine" not in mapped.lower(*args).as_text()
-    assert_same(
-        outside, jax.jit(jax.grad(lambda x: vmapped(on_a_cpu)(x, *args[1:]).sum()))(args[0])
-    )
+    slope = jax.grad(lambda *args: vmapped(on_a_cpu)(*args).sum())
+    assert_same(outside, jax.jit(slope)(*args))

@@ -86,22 +86,23 @@ def without_keyword(keyword: ast.keyword, call: Any, lines: Sequence[str]) -> Ed
 
 def at_line(line: int, statements: Iterable[str]) -> Edit:
     """Add statements above a line of the top level."""
-    at = line, 0
-    return Edit(at, at, "".join(f"{statement}\n" for statement in statements))
+    return Edit((line, 0), (line, 0), "".join(f"{statement}\n" for statement in statements))
 
 
 def first_of_jax(tree: ast.Module) -> ast.stmt:
     """The first statement that imports JAX or xmap, else the first one after the docstring and
     imports of the future.
     """
-    first: ast.stmt | None = None
+    others = []
     for statement in tree.body:
         text = ast.unparse(statement)
         if re.search(r"(?m)^\s*(from|import) .*\b(jax|xmap_)", text):
             return statement
         if not isinstance(statement, ast.Expr) and "__future__" not in text:
-            first = first or statement
-    return first or tree.body[-1]
+            others.append(statement)
+    if others:
+        return others[0]
+    return tree.body[-1]
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
