@@ -46,6 +46,11 @@ def unvmapped(x, w):
     return jnp.where(eqxi.unvmap_all(x > 0.6), w, chosen) * largest
 
 
+def in_a_branch(x, w):
+    """Devices that do not take it have elements that are combined, too."""
+    return jax.lax.cond(x > 1.2, lambda x: unvmapped(x, w), jnp.sin, x)
+
+
 def layers(x, w):
     perceptron = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
     normed = eqx.nn.LayerNorm(3)(x * jnp.arange(3.0))
@@ -106,6 +111,7 @@ BODIES = {
     "checkpointed": while_loop("checkpointed", checkpoints=3),
     "bounded": while_loop("bounded", max_steps=16),
     "unvmapped": unvmapped,
+    "in a branch": in_a_branch,
     "layers": layers,
     "jitted layers": jitted_layers,
     "dense": dense_solve,
@@ -148,8 +154,8 @@ def check(name, use, resources):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4)
 
 
-QUICK = ["error_if", "branched_error_if", "unvmapped", "checkpointed", "bounded", "jitted layers"]
-QUICK_CASES = [(name, "value") for name in QUICK]
+QUICK = ["error_if", "branched_error_if", "unvmapped", "in a branch", "checkpointed", "bounded"]
+QUICK_CASES = [(name, "value") for name in [*QUICK, "jitted layers"]]
 QUICK_CASES += [(name, "gradient from outside") for name in ("checkpointed", "bounded", "error_if")]
 QUICK_CASES += [("checkpointed", "gradient inside"), ("conjugate gradients", "value")]
 OTHERS = [(name, use) for name in BODIES for use in USES if name != "lax" or use == "value"]

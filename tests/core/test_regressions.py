@@ -271,3 +271,22 @@ def test_typed_keys_are_exchanged(mesh42, resources):
         results = xmap(exchanged, ["a"], (["a"], [...]), axis_resources=resources)(keys)
     for found, expected in zip(results, (jnp.roll(keys, 1), keys), strict=True):
         np.testing.assert_array_equal(*map(jax.random.key_data, (found, expected)))
+
+
+# --------------------------------------------------------------------------------------- keys
+
+
+@over_all
+@pytest.mark.parametrize("impl", ["unsafe_rbg", "rbg", "threefry2x32"])
+def test_keys_of_each_element(mesh42, resources, impl):
+    """They are those of a Python loop, whatever generator makes them."""
+
+    def draw(key, k):
+        first, second = jax.random.split(jax.random.fold_in(key, k))
+        return jax.random.bits(first, (2,)) ^ jax.random.bits(second, (2,))
+
+    key = jax.random.key(1, impl=impl)
+    with mesh42:
+        f = xmap(draw, ({}, ["a"]), ["a", ...], axis_resources=resources)
+        actual = f(key, np.arange(N))
+    np.testing.assert_array_equal(actual, np.stack([draw(key, k) for k in range(N)]))
