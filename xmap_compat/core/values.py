@@ -180,13 +180,18 @@ def move_positional(value: NamedValue, source: int, destination: int) -> NamedVa
 
 def merge_positional(value: NamedValue, position: int) -> NamedValue:
     """Merge positional dimensions ``position`` and ``position + 1`` into one."""
-    named = without(value.dims, [None])
-    data = leading(value, named)
-    at = len(named) + position
+    first, second = value.positional_dims()[position : position + 2]
+    order = others(len(value.dims), [first])
+    at = order.index(second)
+    order.insert(at, first)
+    data = value.data
+    if order != sorted(order):
+        data = lax.transpose(data, order)
     shape = list(data.shape)
     shape[at : at + 2] = [shape[at] * shape[at + 1]]
-    dims = (*named, *(None,) * (len(shape) - len(named)))
-    return NamedValue(lax.reshape(data, shape), dims, value.names)
+    dims = [value.dims[k] for k in order]
+    del dims[at]
+    return NamedValue(lax.reshape(data, shape), tuple(dims), value.names)
 
 
 def squeeze_positional(value: NamedValue, position: int) -> NamedValue:
