@@ -848,6 +848,7 @@ held = axis.size // lax.axis_size(axis.across) -> held = axis.size
 jnp.arange(held) -> jnp.arange(1, held + 1)
 return exponentials / sum( -> return exponentials + 0 * sum(
 jnp.log(total) + top -> jnp.log(total) - top
+sum(jnp.exp(a - top) -> sum(jnp.exp(a)
 extremum=jnp.min -> extremum=jnp.max
 in reversed(_tuple(axes)): -> in _tuple(axes):
 **options), across -> **options), ()
