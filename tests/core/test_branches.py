@@ -349,3 +349,36 @@ def test_values_are_computed_without_asking_who_takes_a_branch():
         names = [path[-1] for path in primitives(mapped, V)]
         sums = [name for name in names if name.startswith(("psum", "pmax"))]
         assert sums == ["psum_invariant"]
+
+
+def test_devices_compute_all_branches_if_a_rule_cannot_be_looked_into():
+    def refusing(res, ct):
+        raise NotImplementedError("not differentiable")
+
+    f = jax.custom_vjp(jnp.sin)
+    f.defvjp(lambda z: (jnp.sin(z), None), refusing)
+    mapped = xmap(lambda v: lax.cond(v > 0, f, jnp.cos, v), ["b"], ["b"], axis_resources={"b": "x"})
+    with mesh42():
+        assert not any(path[-1] == "cond" for path in primitives(mapped, V))
+        assert_near(mapped(V), np.where(V > 0, np.sin(V), np.cos(V)))
+        with pytest.raises(NotImplementedError, match="not differentiable"):
+            jax.grad(lambda v: mapped(v).sum())(V)
+
+
+def test_devices_leave_a_loop_together_if_only_a_tangent_has_a_collective():
+    f = with_tangent(lambda z: 1.5 * z, lambda z, t: over_b(t))
+
+    def turns():
+        return lax.axis_index("b")
+
+    def body(z):
+        return lax.while_loop(lambda s: s[0] < turns(), lambda s: (s[0] + 1, f(s[1])), (0, z))[1]
+
+    tangent = np.arange(4, dtype=np.float32)
+    for turn in range(3):
+        tangent = np.where(turn < np.arange(4), tangent.sum(), tangent)
+    for resources in ({}, {"b": "x"}):
+        mapped = xmap(body, ["b"], ["b"], axis_resources=resources)
+        with mesh42():
+            found = jax.jvp(mapped, (V,), (np.arange(4, dtype=np.float32),))
+        assert_near(found, (V * 1.5 ** np.arange(4), tangent))

@@ -622,3 +622,70 @@ def test_axes_that_meet_in_a_backward_rule_only_are_refused_on_one_resource(mesh
     message = r"Axes `.` and `.` are both mapped to the resource `x`"
     with mesh42, pytest.raises(jax.errors.JAXTypeError, match=message):
         jax.grad(lambda u, v: sum(fun(u, v)))(x, x)
+
+
+@pytest.mark.parametrize(
+    ("placement", "devices"), [((), 1), ("x", 4), (("x", "y"), 8)], ids=["none", "part", "full"]
+)
+def test_donated_memory_holds_the_result(placement, devices, mesh42):
+    with mesh42:
+        donating = doubled(placement, donate_argnums=0).lower(X).compile().memory_analysis()
+        keeping = doubled(placement).lower(X).compile().memory_analysis()
+    assert donating.alias_size_in_bytes == X.nbytes // devices
+    assert keeping.alias_size_in_bytes == 0
+
+
+@over(PLACEMENTS)
+def test_the_same_call_is_traced_once(placement, spec, mesh42):
+    counted = Counted(placement)
+    with mesh42:
+        for _ in range(3):
+            np.testing.assert_array_equal(counted.fun(X), 2 * X)
+    assert counted.traces == 1
+
+
+def test_another_order_of_devices_is_another_mesh():
+    counted = Counted("x")
+    for devices in (DEVICES, DEVICES[::-1]):
+        with mesh(devices, "x"):
+            shards = counted.fun(X).addressable_shards
+        assert {s.index[0].start or 0: s.device for s in shards} == dict(enumerate(devices))
+    assert counted.traces == 2
+
+
+def test_fresh_xmaps_that_differ_are_told_apart(mesh42):
+    def body(v):
+        return v * 2
+
+    with mesh42:
+        for out_axes in (["i", ...], [None, "i"]):
+            for placement in ((), "x"):
+                out = xmap(body, ["i", ...], out_axes, axis_resources={"i": placement})(X)
+                np.testing.assert_array_equal(out, 2 * X if out_axes[0] == "i" else 2 * X.T)
+                assert out.sharding.num_devices == (1 if placement == () else 8)
+    kept = laid_out(X, None)
+    xmap(body, ["i", ...], ["i", ...])(kept)
+    assert not kept.is_deleted()
+    xmap(body, ["i", ...], ["i", ...], donate_argnums=0)(kept)
+    assert kept.is_deleted()
+
+
+def test_functions_of_one_code_with_other_closures_are_told_apart():
+    def times(factor):
+        return xmap(lambda v: v * factor, ["i", ...], ["i", ...])
+
+    for factor in (2, 3):
+        np.testing.assert_array_equal(times(factor)(X), factor * X)
+
+
+def test_a_loop_bounds_memory():
+    def hungry(v):
+        return jnp.sort(jnp.sin(v.sum() * jnp.arange(256.0))).sum()
+
+    def temporaries(placement):
+        fun = xmap(hungry, ["i", ...], ["i"], axis_resources={"i": placement})
+        return (
+            fun.lower(np.ones((64, 3), np.float32)).compile().memory_analysis().temp_size_in_bytes
+        )
+
+    assert temporaries(SerialLoop(8)) < temporaries(()) / 4

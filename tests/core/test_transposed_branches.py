@@ -295,3 +295,25 @@ def test_a_rule_with_integer_results_in_a_linear_function(resources):
     with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
         found = jax.linear_transpose(lambda b: mapped(P, b), B)(W)[0]
     assert_near(found, np.where(P > 0, 3 * P, 1)[:, None] * W)
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_a_hessian_of_a_symmetric_solve(resources):
+    """The second derivative along b is zero, and JAX knows it: it must not meet a transposed operator."""
+
+    def body(p, b):
+        def solver(_, b):
+            return b / jnp.where(p > 0, 3, 2)
+
+        return lax.custom_linear_solve(
+            lambda v: lax.cond(p > 0, lambda v: 3 * v, lambda v: 2 * v, v),
+            b,
+            solver,
+            symmetric=True,
+        )
+
+    with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
+        f = xmap(body, (["i"], ["j", "i", ...]), ["j", "i", ...], axis_resources=resources)
+        slope = jax.grad(lambda p, b: (f(p, b) * W).sum(), 1)
+        first, second = jax.jvp(slope, (P, B), (0 * P, W))
+    assert_near([first, second], [W / np.where(P > 0, 3, 2)[:, None], 0 * W])
