@@ -103,6 +103,11 @@ def test_the_package_says_one_thing_a_line():
     assert not list(faults(counted, NODES_IN_A_STATEMENT, times=1))
 
 
+def test_the_tests_hold_little_in_a_statement():
+    counted = counts(path.read_text() for path in PACKAGE.parent.joinpath("tests").rglob("*.py"))
+    assert counted["nodes"] <= NODES_IN_A_STATEMENT_OF_A_FILE * counted["statements"]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_no_file_is_folded(path):
     source = path.read_text()
