@@ -459,7 +459,7 @@ CALLS = {
             getattr(jnp, name)(X, 0.3, interpolation="lower"),
             getattr(np, name)(X, 0.3, method="lower"),
         )
-        for name in adapters.QUANTILES
+        for name in removed.QUANTILES
     },
     "trapz": lambda: (get("jax.numpy.trapz")(X), np.float32(np.trapezoid(X))),
     "row_stack": lambda: (get("jax.numpy.row_stack")([X, X]), np.vstack([X, X])),

@@ -330,7 +330,6 @@ ADAPTERS: dict[str, Any] = {
     "jax.numpy.NZERO": -0.0,
 }
 
-QUANTILES = ("quantile", "nanquantile", "percentile", "nanpercentile")
 # Functions of JAX that lack something that they had: module, name, and replacement.
 EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
     # Those of JAX warn of a name that the program has not written.
@@ -340,7 +339,7 @@ EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("jax", "pure_callback", _pure_callback_or),
     ("jax.numpy", "clip", _clip_or),
     ("jax.numpy", "reshape", renamed(newshape="shape")),
-    *(("jax.numpy", name, renamed(interpolation="method")) for name in QUANTILES),
+    *(("jax.numpy", name, renamed(interpolation="method")) for name in removed.QUANTILES),
     ("jax.numpy", "array", _array_or),
     ("jax.numpy", "asarray", _array_or),
 ]

@@ -213,7 +213,9 @@ def read(rows: str) -> Iterator[Removed]:
 
 
 TABLE = [*read(_ROWS)]
+QUANTILES = ("quantile", "nanquantile", "percentile", "nanpercentile")
 KEYWORDS = [
+    *read(f"adapter jax.numpy.{{{' '.join(QUANTILES)}}}(interpolation=) -> method"),
     *read("""
 adapter jax.experimental.pjit.pjit(in_axis_resources=) -> in_shardings
 adapter jax.experimental.pjit.pjit(out_axis_resources=) -> out_shardings
@@ -222,13 +224,12 @@ adapter jax.pure_callback(vectorized=) -> vmap_method='broadcast_all' for True, 
 adapter jax.ShapeDtypeStruct(named_shape=) -> nothing: names are read from in_axes
 adapter jax.core.ShapedArray(named_shape=) -> nothing: names are those of the operands
 adapter jax.numpy.reshape(newshape=) -> shape
-adapter jax.numpy.{quantile nanquantile percentile nanpercentile}(interpolation=) -> method
 adapter jax.numpy.clip(a=) -> the array as the first argument
 adapter jax.numpy.clip(a_min=) -> min
 adapter jax.numpy.clip(a_max=) -> max
 refused jax.{checkpoint remat ad_checkpoint.checkpoint}(concrete=) -> static_argnums, or none
 refused jax.{grad value_and_grad vjp}(reduce_axes=) -> REDUCE_AXES
-""")
+"""),
 ]
 
 # Options that can be set.  Those of xmap have no effect; setting the first one warns.
