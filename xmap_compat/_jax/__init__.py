@@ -114,7 +114,6 @@ from xmap_compat._jax.types import (
     is_key,
     shaped_containers,
     varying_axes,
-    varying_axes_of,
     with_weak_type,
 )
 
