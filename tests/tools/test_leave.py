@@ -277,6 +277,12 @@ def recorder():
     return Recorder({"tree": "", "folders": {}})
 
 
+def test_files_of_the_package_are_not_the_programs(recorder):
+    """Also where the program runs beside a clone of it."""
+    assert recorder.users_file(__file__) == os.path.realpath(__file__)
+    assert recorder.users_file(command.__file__) == ""
+
+
 PLACE = (1, 0, 1, 9)
 TAKEN = {
     "grad": lambda f: jax.grad(f)(X),

@@ -770,6 +770,12 @@ TEXTS = {
         "import jax\nimport jax.experimental.maps\nwith jax.experimental.maps.Mesh(d, 'x'): pass\n",
         "from jax.sharding import Mesh\nwith Mesh(d, 'x'): pass\n",
     ),
+    "options that are set above JAX are set before all imports of it": (
+        "import os\nos.environ['JAX_PLATFORMS'] = 'cpu'\nimport jax\n\n"
+        "with jax.experimental.maps.mesh(jax.devices(), 'x'): pass\n",
+        "import os\nos.environ['JAX_PLATFORMS'] = 'cpu'\nimport jax\nfrom jax.sharding import Mesh\n\n"
+        "with Mesh(jax.devices(), 'x'): pass\n",
+    ),
     "its package stays while it is read": (
         "import jax.experimental.maps, numpy\n"
         "with jax.experimental.maps.mesh(numpy.array(jax.devices()), 'x'): pass\n",
