@@ -9,6 +9,7 @@ import functools
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -95,13 +96,16 @@ def _become(request):
 
 
 def _serve():
-    importlib.import_module("xmap_compat.legacy.restore")  # and with it JAX
+    from xmap_compat import install  # noqa: F401: and with it JAX
     from xmap_compat.__main__ import main
-    from xmap_compat.legacy import runner
 
     request = _requests()
     _become(request)
-    return (runner.run_program if request["kind"] == "plain" else main)(request["content"])
+    if request["kind"] == "plain":
+        sys.argv = request["content"]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return None
+    return main(request["content"])
 
 
 if __name__ == "__main__":
