@@ -86,8 +86,7 @@ class SharedCall:
         arguments = bind_arguments(declared, args)
         placed = calls.place_bound_call(declared, arguments)
         self.uses_mesh |= placed.uses_mesh or placed.first_device_of is not None
-        for watcher in watch.watchers():
-            watcher.traced(declared, placed, args)
+        watch.report_traced(declared, placed, args)
         self.compared.traced(declared, placed, args)
         try:
             return execute.run(placed, arguments.leaves)
