@@ -96,8 +96,10 @@ def _become(request):
 
 
 def _serve():
-    from xmap_compat import install  # noqa: F401: and with it JAX
+    import xmap_compat
     from xmap_compat.__main__ import main
+
+    assert callable(xmap_compat.install)  # is imported now, and with it JAX
 
     request = _requests()
     _become(request)

@@ -23,7 +23,7 @@ with install():
 OURS = types.SimpleNamespace(
     random=named, initializers=types.SimpleNamespace(**RESTORED), NamedShape=NamedShape
 )
-FANS = "glorot xavier lecun he kaiming".split()
+FANS = ["glorot", "xavier", "lecun", "he", "kaiming"]
 INITIALIZERS = ["uniform", "normal", "truncated_normal", "variance_scaling"]
 INITIALIZERS += [f"{fan}_{kind}" for fan in FANS for kind in ("uniform", "normal")]
 
