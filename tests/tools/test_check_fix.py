@@ -189,6 +189,7 @@ def test_only_the_names_change(edited, name):
     assert edited[name] == after
 
 
+@pytest.mark.usefixtures("asked_in_forks")
 def test_an_import_stays_for_the_file_that_takes_it(tmp_path):
     (tmp_path / "compat.py").write_text("from jax.experimental import maps\n")
     (tmp_path / "user.py").write_text("from compat import maps\nmaps.xmap\n")
