@@ -17,6 +17,8 @@ import tempfile
 import warnings
 
 SECONDS = 200
+# Variables of the cache of compiled programs: without their lines, which are those of new folders.
+CACHE = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_")
 
 
 def run(*arguments, cwd, plain=False, warn="error", **variables):
@@ -61,7 +63,9 @@ def _ask(kind, content, cwd, warn, variables=None):
 @functools.cache
 def _server():
     environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))
+        k: v
+        for k, v in os.environ.items()
+        if k.startswith(CACHE) or not k.startswith(("JAX_", "XLA_", "PYTEST_"))
     }
     environment.update(JAX_PLATFORMS="cpu", OPENBLAS_NUM_THREADS="1")
     command = [sys.executable, "-W", "error", __file__]
