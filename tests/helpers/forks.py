@@ -116,14 +116,22 @@ def _serve():
     gc.freeze()
     request = _requests()
     _become(request)
-    kinds = {"plain": runner.run_program, "program": main, "facts": _print_facts}
-    return kinds[request["kind"]](request["content"])
+    content = request["content"]
+    if request["kind"] == "plain":
+        return runner.run_program(content)
+    if request["kind"] == "facts":
+        _print_facts(content)
+    if content[0] == "leave":
+        _facts().ask = _facts()._answer  # this is a new process already
+    return main(content)
+
+
+def _facts():
+    return importlib.import_module("xmap_compat.tools.check.facts")
 
 
 def _print_facts(names):
-    from xmap_compat.tools.check import facts
-
-    release, lacking = facts._answer(names)
+    release, lacking = _facts()._answer(names)
     print(json.dumps([release, sorted(lacking)]), flush=True)
     os._exit(0)  # nothing of it needs to be taken down
 

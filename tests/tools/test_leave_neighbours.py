@@ -171,7 +171,7 @@ def run_without(script, *options, cwd):
 
 
 def leave(script, *options, cwd):
-    done = run("-m", "xmap_compat", "leave", "--write", *options, script, cwd=cwd, **OURS)
+    done = with_package("leave", "--write", *options, script, cwd=cwd)
     assert "written: " in done.stdout, done.stdout + done.stderr
     return done.stdout
 
