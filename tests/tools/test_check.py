@@ -22,7 +22,7 @@ import pytest
 from subprocesses import run
 
 import xmap_compat.__main__
-from xmap_compat.tools.check import editor, findings, table
+from xmap_compat.tools.check import editor, findings, removed_names
 
 ROOT = Path(__file__).parents[2]
 TEXT = (Path(__file__).parent / "hostile_programs.txt").read_text()
@@ -143,8 +143,12 @@ RUN_ALL_THE_SAME = """
 
 def test_most_programs_that_die_are_found_and_each_other_has_its_reason(plain, checked):
     alive = [finding for finding in checked.findings if not finding.guarded]
-    found = by_program(finding for finding in alive if finding.gone.name != table.NOT_FOLLOWED)
-    listed = by_program(finding for finding in alive if finding.gone.name == table.NOT_FOLLOWED)
+    found = by_program(
+        finding for finding in alive if finding.gone.name != removed_names.NOT_FOLLOWED
+    )
+    listed = by_program(
+        finding for finding in alive if finding.gone.name == removed_names.NOT_FOLLOWED
+    )
     die = {name for name, end in plain.items() if "printed" not in end}
     clean = {name for name in die if not at_its_line(found[name], plain[name])}
     alarms = {name for name in found.keys() - die if found[name]}
@@ -337,4 +341,4 @@ def test_every_old_program_of_these_tests_is_found():
     old = {program.path for program in checked.programs if "experimental.maps" in program.text}
     assert len(old) >= 15 and old <= found
     failing = {finding.gone.kind for finding in checked.findings if finding.fails}
-    assert table.UNKNOWN not in failing
+    assert removed_names.UNKNOWN not in failing

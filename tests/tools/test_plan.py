@@ -331,6 +331,7 @@ def test_nested_calls_are_in_the_plan_of_the_outer_one(resources, mesh42):
     outer = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": "x"})
     with mesh42:
         jax.eval_shape(outer, shaped(4, 6))  # then JAX has traces of the inner functions
+        outer.plan(shaped(4, 6))  # and traces of them in a plan
         plan = outer.plan(shaped(4, 6))
     (nested,) = plan.nested
     assert [axis.name for axis in plan.axes] == ["i"]

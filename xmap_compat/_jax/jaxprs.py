@@ -66,10 +66,10 @@ def subjaxprs(params: Any) -> Iterator[Any]:
         yield params
         return
     held: Iterable[Any] = ()
-    if isinstance(params, Mapping):
-        held = params.values()
-    elif isinstance(params, (tuple, list)):
+    if isinstance(params, (tuple, list)):
         held = params
+    elif isinstance(params, (dict, Mapping)):  # quick for most, which are dicts
+        held = params.values()
     elif isinstance(params, HiPrim):
         held = params.params.values()
     for value in held:

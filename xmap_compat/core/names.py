@@ -183,8 +183,10 @@ class Checker:
         # With effects, it is evaluated.
         if used or (not eqn.effects and _calls_python(eqn)):
             raise _unsupported_primitive(primitive, sorted(used, key=str), self.where(eqn))
-        is_evaluated = isinstance(_jax.read(eqn), _jax.CustomVmap) and not takes_whole_axes(eqn)
-        if is_evaluated or not _jax.has_custom_batching(eqn):
+        if not _jax.has_custom_batching(eqn):
+            return [together] * len(eqn.outvars)
+        if isinstance(_jax.read(eqn), _jax.CustomVmap) and not takes_whole_axes(eqn):
+            # Its function is evaluated instead.
             return [together] * len(eqn.outvars)
         return self.by_batching_rule(eqn, inputs)
 

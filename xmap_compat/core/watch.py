@@ -37,6 +37,11 @@ _watcher: contextvars.ContextVar[Watcher] = contextvars.ContextVar("watcher", de
 # A part of jit's cache key: a number and not the watcher, because JAX's caches keep their keys.
 _number = jax.make_user_context(default_value=0)
 _numbers = itertools.count(1)
+# The numbers under which JAX has traced an xmapped function, whose program depends on the watcher.
+_used: set[int] = set()
+# Other numbers of earlier watchers.  The next one takes one of them, so that JAX's caches do not
+# grow.
+_reusable: list[int] = []
 
 
 def watcher() -> Watcher:
@@ -45,13 +50,21 @@ def watcher() -> Watcher:
 
 @contextlib.contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Watch what is traced here; JAX uses no traces that it made without the watcher."""
+    """Watch what is traced here; JAX uses no traces of xmapped functions that it made without the
+    watcher.
+    """
+    try:
+        number = _reusable.pop()
+    except IndexError:
+        number = next(_numbers)
     token = _watcher.set(watcher)
     try:
-        with _number(next(_numbers)):
+        with _number(number):
             yield
     finally:
         _watcher.reset(token)
+        if number not in _used:
+            _reusable.append(number)
 
 
 _everywhere: dict[object, Watcher] = {}
@@ -70,3 +83,10 @@ def watchers() -> list[Watcher]:
     """Those of this thread and of all."""
     # A copy, as other threads may remove theirs.
     return [_watcher.get(), *list(_everywhere.values())]
+
+
+def report_traced(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
+    """Call ``traced`` of all watchers with a call that JAX traces."""
+    _used.add(_number.value)
+    for each in watchers():
+        each.traced(declared, placed, args)
