@@ -6,10 +6,10 @@ order of imports, or on what a program sets before it imports JAX, needs a proce
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -17,6 +17,8 @@ import tempfile
 import warnings
 
 SECONDS = 200
+# Variables of the cache of compiled programs: without their lines, which are those of new folders.
+CACHE = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_")
 
 
 def run(*arguments, cwd, plain=False, warn="error", **variables):
@@ -28,6 +30,13 @@ def run(*arguments, cwd, plain=False, warn="error", **variables):
         warn,
         variables,
     )
+
+
+def ask(names):
+    """What ``facts.ask`` of the package answers, in a fork in place of a process that imports JAX."""
+    done = _ask("facts", sorted(names), os.getcwd(), "ignore")
+    release, lacking = json.loads(done.stdout)
+    return release, set(lacking)
 
 
 def _ask(kind, content, cwd, warn, variables=None):
@@ -54,7 +63,9 @@ def _ask(kind, content, cwd, warn, variables=None):
 @functools.cache
 def _server():
     environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))
+        k: v
+        for k, v in os.environ.items()
+        if k.startswith(CACHE) or not k.startswith(("JAX_", "XLA_", "PYTEST_"))
     }
     environment.update(JAX_PLATFORMS="cpu", OPENBLAS_NUM_THREADS="1")
     command = [sys.executable, "-W", "error", __file__]
@@ -96,18 +107,33 @@ def _become(request):
 
 
 def _serve():
-    import xmap_compat
+    importlib.import_module("xmap_compat.legacy.restore")  # and with it JAX
     from xmap_compat.__main__ import main
+    from xmap_compat.legacy import runner
 
-    assert callable(xmap_compat.install)  # is imported now, and with it JAX
-
+    # Forks neither look through what is there for garbage nor copy it.
+    gc.collect()
+    gc.freeze()
     request = _requests()
     _become(request)
+    content = request["content"]
     if request["kind"] == "plain":
-        sys.argv = request["content"]
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        return None
-    return main(request["content"])
+        return runner.run_program(content)
+    if request["kind"] == "facts":
+        _print_facts(content)
+    if content[0] == "leave":
+        _facts().ask = _facts()._answer  # this is a new process already
+    return main(content)
+
+
+def _facts():
+    return importlib.import_module("xmap_compat.tools.check.facts")
+
+
+def _print_facts(names):
+    release, lacking = _facts()._answer(names)
+    print(json.dumps([release, sorted(lacking)]), flush=True)
+    os._exit(0)  # nothing of it needs to be taken down
 
 
 if __name__ == "__main__":

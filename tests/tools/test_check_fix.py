@@ -194,6 +194,7 @@ def test_only_the_names_change(edited, name):
     assert edited[name] == after
 
 
+@pytest.mark.usefixtures("asked_in_forks")
 def test_an_import_stays_for_the_file_that_takes_it(tmp_path):
     compat, user = "from jax.experimental import maps\n", "from compat import maps\nmaps.xmap\n"
     fixed = fixed_of({"compat": compat, "user": user}, tmp_path)
