@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec as P
 from named_arrays import by_model
 from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, around, mesh42, together, vmapped
@@ -562,23 +561,6 @@ def test_control_flow_of_an_xmap_inside_of_a_shard_map(name):
         with pytest.raises(TypeError) as raised:
             run(varying=False)
         assert "start a loop from values that vary over the same" in raised.value.__notes__[0]
-
-
-def test_an_error_of_a_rule_in_a_shard_map_gets_no_advice_on_carries():
-    @custom_vmap
-    def doubled(v):
-        return 2 * v
-
-    @doubled.def_vmap
-    def of_a_batch(size, is_batched, v):
-        raise TypeError("the rule's own")
-
-    def on_device(x):
-        return xmap(doubled, ["i"], ["i"])(x)
-
-    with mesh42() as mesh, pytest.raises(TypeError, match="the rule's own") as raised:
-        jax.shard_map(on_device, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(np.ones(8))
-    assert "start a loop" not in "".join(getattr(raised.value, "__notes__", ()))
 
 
 def test_a_shard_map_in_a_body_without_resources_is_that_of_each_element():
