@@ -17,7 +17,6 @@ from undeclared_programs import ON_X, PROGRAMS, V
 
 import xmap_compat
 from xmap_compat import install
-from xmap_compat.core import undeclared
 
 RECORDED = json.loads((Path(__file__).parent / "undeclared_0_4_30.json").read_text())
 CHAINS = json.loads((Path(__file__).parent / "undeclared_chains_0_4_30.json").read_text())
@@ -26,7 +25,6 @@ MESH = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 
 @pytest.fixture
 def maps():
-    undeclared._warned.clear()
     with install():
         yield jax.experimental.maps
 
