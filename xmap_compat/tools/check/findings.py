@@ -118,7 +118,7 @@ class _UsesOfProgram:
             place = self._program.path, *self._program.where(line), column
             yield Finding(*place, gone, node, not guarded and (is_used or not helps), guarded)
         for line, column, message in self._program.errors:
-            gone = Removed("cannot be read", "", removed_names.UNKNOWN, message)
+            gone = Removed("cannot be read", removed_names.UNKNOWN, message)
             yield Finding(self._program.path, *self._program.where(line), column, gone)
 
     def _place(self, node: Any) -> tuple[int, int]:
