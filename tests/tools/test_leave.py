@@ -84,7 +84,7 @@ def test_a_program_with_tabs_and_crlf_is_written_and_runs_without_xmap(tmp_path)
     git("commit", "-qm", "a program", cwd=tmp_path)
     done = leave("--write", "--diff", "../leave.patch", "prog.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.partition("---")[0].count("[[") == 2  # what the run with xmap prints
+    assert done.stderr.rpartition("---")[0].count("[[") == 2  # what the run with xmap prints
     assert "verified on" in done.stdout and "with gradients" in done.stdout
     assert "1 of 1 xmap calls patched" in done.stdout
     assert not (tmp_path / "log.txt").exists()
