@@ -18,7 +18,6 @@ from subprocesses import run
 
 import xmap_compat
 from xmap_compat.__main__ import COMMANDS
-from xmap_compat.legacy.import_hook import install_with_jax, uninstall_with_jax
 
 ROOT = Path(__file__).parents[2]
 
@@ -348,10 +347,10 @@ def test_processes_that_a_program_spawns_have_it_too(program, tmp_path, method, 
 
 def test_multiprocessing_is_left_as_it_was():
     prepare = multiprocessing.spawn.get_preparation_data
-    install_with_jax()
+    xmap_compat.load_ipython_extension(None)
     try:
-        install_with_jax()
+        xmap_compat.load_ipython_extension(None)
         assert multiprocessing.spawn.get_preparation_data is not prepare
     finally:
-        uninstall_with_jax()
+        xmap_compat.unload_ipython_extension(None)
     assert multiprocessing.spawn.get_preparation_data is prepare

@@ -179,6 +179,9 @@ SHOWN = {
     "import jax\njax.tree_map\n": (
         "2:5: jax.tree_map: write jax.tree.map, or run it under xmap_compat.ins"
     ),
+    "from jax.experimental.maps import thread_resources\n": (
+        "1:35: jax.experimental.maps.thread_resources: run it under xmap_compat.install()"
+    ),
     "import jax\njax.grad(abs, reduce_axes=('i',))(1.0)\n": (
         "2:15: jax.grad(reduce_axes=): write lax.psum(gradient, axes) in a body"
     ),
