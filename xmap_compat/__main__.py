@@ -31,7 +31,7 @@ COMMANDS = {
         "--brief train.py",
     ),
     "leave": (
-        "xmap_compat.tools.leave.command",
+        "xmap_compat.tools.leave.two_runs",
         "edit a program into plain JAX, verified by runs",
         "--write train.py",
     ),

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, ParamSpec, Protocol, SupportsIndex, TypeAlias, TypeVar, overload
 
 import jax
 
-from xmap_compat import _jax, errors, vocabulary
-from xmap_compat.core import errors as core_errors
+from xmap_compat import _jax, vocabulary
 from xmap_compat.core import watch
 from xmap_compat.core.arguments import Declaration
+from xmap_compat.core.errors import (
+    LEGACY,
+    as_set,
+    did_you_mean,
+    name_of,
+    no_results,
+    quoted,
+    should_be,
+)
 from xmap_compat.core.placement import parse_axis_resources, resources_of_known_axes
 from xmap_compat.core.specs import AxisName, is_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.xmapped import Xmapped
@@ -145,13 +153,13 @@ def xmap(
     Source: ``jax.experimental.maps.xmap`` (until jax 0.4.30).
     """
     if unknown:
-        raise errors.unknown_keywords(unknown)
+        raise _unknown_keywords(unknown)
     specs = {"in_axes": in_axes, "out_axes": out_axes}
     missing = [name for name, spec in specs.items() if spec is NOT_GIVEN]
     if missing and fun is not NOT_GIVEN and not callable(fun):
         raise _not_callable(fun)
     if missing:
-        raise errors.missing_specs(missing)
+        raise _missing_specs(missing)
 
     def decorator(fun):
         return make(fun, in_axes, out_axes, axis_sizes, axis_resources, donate_argnums, backend)
@@ -178,7 +186,7 @@ xmap.__signature__ = _shown_signature(xmap)  # type: ignore[attr-defined]
 
 def _not_callable(fun):
     advice = "Write xmap(fun, in_axes, out_axes), or the decorator @xmap(in_axes=..., out_axes=...)"
-    return core_errors.should_be("The first argument of xmap", "a function", fun, advice=advice)
+    return should_be("The first argument of xmap", "a function", fun, advice=advice)
 
 
 def make(
@@ -223,7 +231,7 @@ def _positions(donate_argnums):
             return (operator.index(donate_argnums),)
         return tuple(map(operator.index, donate_argnums))
     except TypeError:
-        raise core_errors.should_be(
+        raise should_be(
             "donate_argnums", "the position of an argument, or a tuple of positions", donate_argnums
         ) from None
 
@@ -233,14 +241,12 @@ def _check_backend(backend: str | None) -> None:
     if backend is None:
         return
     if not isinstance(backend, str):
-        raise core_errors.should_be(
-            "backend", "None or the name of a platform, such as 'cpu'", backend
-        )
+        raise should_be("backend", "None or the name of a platform, such as 'cpu'", backend)
     try:
         jax.devices(backend)
     except RuntimeError:
         platforms = {device.platform for device in jax.devices()} | {"cpu"}
-        raise errors.unknown_backend(backend, sorted(platforms)) from None
+        raise _unknown_backend(backend, sorted(platforms)) from None
 
 
 def declare(
@@ -256,7 +262,7 @@ def declare(
     :func:`xmap`.
     """
     if isinstance(out_axes, tuple) and not out_axes:
-        raise core_errors.no_results()
+        raise no_results()
     in_source = in_axes
     if isinstance(in_axes, list) and not is_spec(in_axes):
         in_source = tuple(in_axes)  # a list of specs, one for each argument
@@ -266,11 +272,11 @@ def declare(
     names = list(dict.fromkeys([*spec_names(in_specs), *sizes]))
     missing = [n for n in spec_names(out_specs) if n not in names]
     if missing:
-        raise errors.names_missing_from_inputs(missing, names)
+        raise _names_missing_from_inputs(missing, names)
     resources = resources_of_known_axes(parse_axis_resources(axis_resources), names, undeclared)
     return Declaration(
         fun,
-        errors.name_of(fun),
+        name_of(fun),
         in_specs,
         out_specs,
         in_axes,
@@ -280,4 +286,43 @@ def declare(
         tuple(names),
         backend,
         undeclared,
+    )
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _missing_specs(names: Sequence[str]) -> TypeError:
+    return TypeError(
+        f"xmap() is missing {' and '.join(names)}, which name the dimensions of arguments and "
+        "results. Write xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, "
+        "@xmap(in_axes=['batch', ...], out_axes=['batch', ...])"
+    )
+
+
+def _unknown_keywords(names: Iterable[str]) -> TypeError:
+    known = ["in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"]
+    if "mesh" in names:
+        advice = ". Enter the mesh around the call: `with mesh:`"
+    elif "static_arg" in "".join(names):
+        advice = ". Bind static values with functools.partial before xmap"
+    else:
+        advice = did_you_mean(names, known) or f". It takes {', '.join(known)}"
+    return TypeError(f"xmap() got an unexpected keyword argument: {quoted(names)}{advice}")
+
+
+def _names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashable]) -> ValueError:
+    advice = (
+        did_you_mean(names, known) or ". Give an axis that no argument has its size in axis_sizes"
+    )
+    return ValueError(
+        f"out_axes name {quoted(names)}, which neither in_axes nor axis_sizes do{advice}"
+        f"{LEGACY}All axis names appearing in out_axes must also appear in in_axes or axis_sizes, "
+        f"but the following are missing: {as_set(names)}"
+    )
+
+
+def _unknown_backend(backend: str, known: Iterable[str]) -> RuntimeError:
+    return RuntimeError(
+        f"xmap backend {backend!r} is not available. Use {' or '.join(known)}, or leave it out"
     )

@@ -86,6 +86,9 @@ def pdot(
     """
     axes = axes_of_argument(axis_name)
     check_names("pdot", axes)
+    for axis in axes:
+        if isinstance(axis, int):
+            raise _position_as_name(axis)
     x = jnp.asarray(x)
     y = jnp.asarray(y)
     contract = _normalized("pos_contract", pos_contract, x, y)
@@ -285,6 +288,13 @@ def _dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int])
     return ValueError(
         f"{fun} was given the positional dimension {dim} of {what}, which has shape "
         f"{tuple(shape)}. Count without the named axes, which are not part of that shape"
+    )
+
+
+def _position_as_name(axis: int) -> TypeError:
+    return TypeError(
+        f"axis_name of pdot has the positional dimension {axis:d}, but should have names only. "
+        f"Give positional dimensions in pos_contract, e.g. (({axis:d},), ({axis:d},))"
     )
 
 

@@ -20,7 +20,7 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, SupportsIndex
 
 import jax
@@ -28,10 +28,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import _jax, errors
+from xmap_compat import _jax
 from xmap_compat.braces import einsum
-from xmap_compat.core import errors as core_errors
 from xmap_compat.core.device_primitives import bind, gather_p, take_p, vary_p
+from xmap_compat.core.errors import should_be
 from xmap_compat.core.placement import sizes_in_scope
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.lax import axes_of_argument, check_names, position
@@ -75,13 +75,13 @@ def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bo
       [2, 1, 5]
     """
     if not callable(fun):
-        raise core_errors.should_be("fun of along(fun, axis_name, *operands)", "a function", fun)
+        raise should_be("fun of along(fun, axis_name, *operands)", "a function", fun)
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     check_names("along", names)
     for name in names:
         if isinstance(name, int):
             advice = f"Call the function itself, with axis={name}"
-            raise core_errors.should_be("axis_name of along", "a named axis", name, advice=advice)
+            raise should_be("axis_name of along", "a named axis", name, advice=advice)
     results = fun(*(lax.all_gather(jnp.asarray(x), axis_name) for x in operands))
     if not keep:
         return results
@@ -92,7 +92,7 @@ def _named_again(y, axis_name, fun):
     """The element of this position, of an array whose first dimension is the axis."""
     size = lax.axis_size(axis_name)
     if y.ndim == 0 or y.shape[0] != size:
-        raise errors.lost_axis(getattr(fun, "__name__", repr(fun)), axis_name, size, y.shape)
+        raise _lost_axis(getattr(fun, "__name__", repr(fun)), axis_name, size, y.shape)
     if size == 0:
         return jnp.zeros(y.shape[1:], y.dtype)
     return lax.dynamic_index_in_dim(y, lax.axis_index(axis_name), keepdims=False)
@@ -119,7 +119,7 @@ def _extremum(function, x, axes, options):
     if options.get("initial") is None:
         for axis in axes:
             if _size_of(axis, x) == 0:
-                raise errors.extremum_of_nothing(function.__name__, axis)
+                raise _extremum_of_nothing(function.__name__, axis)
     extremum = jnp.min
     missing = jnp.inf
     if function is jnp.nanmax:
@@ -184,7 +184,7 @@ def _average(function, x, axes, options):
     weights = jnp.asarray(options.pop("weights", 1))
     if weights.shape not in ((), x.shape):
         what = "The shape of average's weights along a named axis"
-        raise core_errors.should_be(what, f"{x.shape}", weights.shape)
+        raise should_be(what, f"{x.shape}", weights.shape)
     weights = jnp.broadcast_to(weights, x.shape).astype(jnp.result_type(x, weights, float))
     total = jnp.sum(weights, axis=axes, **options)
     mean = jnp.sum(x * weights, axis=axes, **options) / total
@@ -215,7 +215,7 @@ def _take(function, x, axes, options):
 def _check_one(function, axes):
     if len(axes) != 1:
         what = f"The axis of {function.__name__}"
-        raise core_errors.should_be(what, "one, named or positional", axes)
+        raise should_be(what, "one, named or positional", axes)
 
 
 def _row(
@@ -324,3 +324,21 @@ def _apply_to_whole(fun: Callable[[Any], Any], x: Any, names: AxisNames, keep: b
     for name, size in zip(names, sizes):
         out = bind(to_each, out, (name,), (size,))
     return out
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _extremum_of_nothing(fun: str, axis: Any) -> ValueError:
+    return ValueError(
+        f"{fun} got the axis {axis!r} of size 0 (a zero-size array). Leave {fun} out where it is "
+        "empty"
+    )
+
+
+def _lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"{fun} was applied along the named axis `{axis}` of size {size} with keep=True, but "
+        f"returned an array of shape {tuple(shape)}: its first dimension should be that axis. Use "
+        "keep=False if it reduces the axis"
+    )

@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat import _jax, errors
+from xmap_compat import _jax
 from xmap_compat.api import with_resources
 from xmap_compat.core import call as calls
 from xmap_compat.core.collectives import collective_axes_in
-from xmap_compat.core.errors import axes_text
+from xmap_compat.core.errors import axes_text, no_devices
 from xmap_compat.core.mesh import Mesh, SerialLoop, check_mesh
 from xmap_compat.core.placement import MeshAxis
 from xmap_compat.core.specs import AxisName, argument_path
@@ -244,7 +244,7 @@ def _mesh_context(mesh):
     """The given mesh, or the one in scope, or a mesh of all devices."""
     mesh = check_mesh("check_assignments", mesh) or _jax.ambient_mesh()
     if isinstance(mesh, jax.sharding.AbstractMesh):
-        raise errors.no_devices("check_assignments", mesh)
+        raise no_devices("check_assignments", mesh)
     devices = np.array(jax.devices())
     names: Sequence[str] = ("x", "y")
     if mesh is not None:

@@ -8,7 +8,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import jax
@@ -17,13 +17,12 @@ from xmap_compat import _jax
 from xmap_compat.core import call as calls
 from xmap_compat.core import execute, watch
 from xmap_compat.core.arguments import Declaration, bind_arguments
-from xmap_compat.core.errors import show
+from xmap_compat.core.errors import described, no_devices, show
 from xmap_compat.core.mesh import SerialLoop, check_mesh, devices_of, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.same_calls import ComparedCalls
 from xmap_compat.core.specs import AxisName, argument_path
-from xmap_compat.errors import described, keyword_arguments, no_devices
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import Plan
@@ -82,7 +81,7 @@ class SharedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
-            raise keyword_arguments(kwargs)
+            raise _keyword_arguments(kwargs)
         declared = self.declared
         arguments = bind_arguments(declared, args)
         placed = calls.place_bound_call(declared, arguments)
@@ -267,7 +266,7 @@ class Xmapped(Generic[P, R]):
         from xmap_compat.tools.plan import plan_of_call
 
         if kwargs:
-            raise keyword_arguments(kwargs)
+            raise _keyword_arguments(kwargs)
         with entered(check_mesh(f"{self.declared.name}.plan", mesh)):
             try:
                 return plan_of_call(self.declared, args)
@@ -308,7 +307,7 @@ def _recover_call(
     stands.
     """
     if isinstance(error, TypeError) and kwargs:
-        raise keyword_arguments(kwargs) from None
+        raise _keyword_arguments(kwargs) from None
     _check_values(args, error, shared.donated)
     if not shared.uses_mesh or not isinstance(error, ValueError):
         return None
@@ -387,3 +386,14 @@ def _home(x: Any) -> set[jax.Device]:
     if isinstance(x, jax.Array) and x.committed:
         return x.sharding.device_set
     return set()
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _keyword_arguments(names: Iterable[str]) -> TypeError:
+    return TypeError(
+        "xmapped functions take positional arguments only, but got the keyword arguments: "
+        f"{', '.join(names)}. Pass them by position, or bind them with functools.partial before "
+        "xmap"
+    )

@@ -158,4 +158,4 @@ def test_a_part_that_fails_is_off_with_a_warning_that_says_what_is_missing(monke
     monkeypatch.setenv("XMAP_COMPAT_PUBLIC", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert nice.optional("processes", process_store=len).process_store is len
+        assert nice.optional("key_value_store", process_store=len).process_store is len

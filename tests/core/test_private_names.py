@@ -32,26 +32,26 @@ from xmap_compat._jax.version import VERSION, parse_version
 # The part in _jax/nice that uses a name, or `needed`; the name; the releases that have it ("0.9 on", or "0.9 to 0.12"
 # for one that is gone); and what breaks without one that is needed.
 NAMES = """
-needed      jax._src.numpy.reductions._ensure_optional_axes       0.9 on   jnp.sum(x, axis='ij') reads i and j
-needed      jax._src.mesh.get_concrete_mesh                       0.9 on   under jit, jax.set_mesh has no devices
-needed      jax._src.core.trace_ctx                               0.9 on   rules see mesh axes, which no body has
-needed      jax._src.core.trace_ctx.axis_env                      0.9 on   the same
-needed      jax._src.core.trace_ctx.set_axis_env                  0.9 on   the same
-needed      jax._src.core.trace_ctx.axis_env.pop_pure             0.9 on   the same
-needed      axis_data.name                                        0.9 on   collectives of a vmap inside a body
-contexts    jax._src.mesh.thread_resources                        0.9 on
-contexts    jax._src.mesh.thread_resources.env                    0.9 on
-contexts    jax._src.mesh.thread_resources.env.physical_mesh      0.9 on
-contexts    jax._src.mesh.thread_resources.stack                  0.9 on
-contexts    jax._src.pjit._create_sharding_for_array              0.9 on
-frames      made.raw_frames                                       0.9 on
-origins     x.parent                                              0.9 on
-origins     x.primal                                              0.9 on
-origins     x.val                                                 0.9 on
-processes   jax._src.distributed.global_state                     0.9 on
-processes   jax._src.distributed.global_state.client              0.9 on
-processes   client.key_value_dir_get                              0.9 on
-processes   client.key_value_set                                  0.9 on
+needed           jax._src.numpy.reductions._ensure_optional_axes       0.9 on   jnp.sum(x, axis='ij') reads i and j
+needed           jax._src.mesh.get_concrete_mesh                       0.9 on   under jit, jax.set_mesh has no devices
+needed           jax._src.core.trace_ctx                               0.9 on   rules see mesh axes, which no body has
+needed           jax._src.core.trace_ctx.axis_env                      0.9 on   the same
+needed           jax._src.core.trace_ctx.set_axis_env                  0.9 on   the same
+needed           jax._src.core.trace_ctx.axis_env.pop_pure             0.9 on   the same
+needed           axis_data.name                                        0.9 on   collectives of a vmap inside a body
+contexts         jax._src.mesh.thread_resources                        0.9 on
+contexts         jax._src.mesh.thread_resources.env                    0.9 on
+contexts         jax._src.mesh.thread_resources.env.physical_mesh      0.9 on
+contexts         jax._src.mesh.thread_resources.stack                  0.9 on
+contexts         jax._src.pjit._create_sharding_for_array              0.9 on
+frames           made.raw_frames                                       0.9 on
+origins          x.parent                                              0.9 on
+origins          x.primal                                              0.9 on
+origins          x.val                                                 0.9 on
+key_value_store  jax._src.distributed.global_state                     0.9 on
+key_value_store  jax._src.distributed.global_state.client              0.9 on
+key_value_store  client.key_value_dir_get                              0.9 on
+key_value_store  client.key_value_set                                  0.9 on
 """
 # Of those that JAX still has.
 MOST_NEEDED, MOST = 7, 20
@@ -74,7 +74,7 @@ PRIVATE_OBJECTS = {
     "_jax.tracing": {"trace_state": {"get_opaque_trace_state"}},
     "_jax.nice.frames": {"made": set()},
     "_jax.nice.origins": {"x": {"full_lower", "invars", "outvars"}},
-    "_jax.nice.processes": {"client": set()},
+    "_jax.nice.key_value_store": {"client": set()},
 }
 
 # Parameters of equations, by which JAX's own listings call them.

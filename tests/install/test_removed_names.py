@@ -53,22 +53,25 @@ rows = pytest.mark.parametrize("row", removed.TABLE, ids=lambda row: row.name)
 # ------------------------------------------------------------------------------ the table itself
 
 
-def version(text):
-    return tuple(map(int, text.split(".")))
+# Names without a record: of releases between those looked at, of jaxlib, or that some JAX of today still binds.
+NOT_RECORDED = """
+jax.device_put_replicated jax.device_put_sharded jax.custom_transforms jax.defvjp jax.defjvp
+jax.abstract_arrays.ConcreteArray jax.config.FLAGS jax.experimental.array.Array
+jax.experimental.pjit.PartitionSpec jax.experimental.sharding.MeshPspecSharding
+jax.interpreters.xla._DeviceArray jax.lib.xla_client.ArrayImpl jax.lib.xla_client.Device
+jax.lib.xla_client.XlaRuntimeError jax.lib.xla_client.register_custom_call_target
+jax.lib.xla_extension.ArrayImpl jax.lib.xla_extension.Device jax.lib.xla_extension.XlaRuntimeError
+"""
 
 
-def test_the_table_agrees_with_what_jax_0_4_30_had():
-    last_had = {}
+def test_the_names_of_the_table_are_recorded():
     record = json.loads((HERE / "gone.json").read_text())
     assert set(record["names looked at"]) == {"0.2.20", "0.3.25", "0.4.14", "0.4.30"}
-    for release, homes in record["names"].items():
-        last_had |= {
-            f"{home}.{name}": release for home, names in homes.items() for name in names.split()
-        }
-    recorded = [row for row in removed.TABLE if row.name in last_had]
-    assert len(recorded) > 150
-    for row in recorded:
-        assert (version(row.until) >= (0, 4, 30)) == (last_had[row.name] == "0.4.30"), row.name
+    recorded = set()
+    for homes in record["names"].values():
+        for home, names in homes.items():
+            recorded.update(f"{home}.{name}" for name in names.split())
+    assert {row.name for row in removed.TABLE} - recorded == set(NOT_RECORDED.split())
 
 
 def test_every_name_is_there_once_and_every_adapter_is_used():
@@ -81,7 +84,7 @@ def test_every_name_is_there_once_and_every_adapter_is_used():
 
 @rows
 def test_what_the_table_calls_removed_is_gone_from_the_newest_releases(row):
-    if version(row.until) < (0, 10):
+    if jax.__version_info__ >= (0, 11) or not row.name.startswith("jax.core."):
         assert not BEFORE[row.name]
 
 

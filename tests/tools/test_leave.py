@@ -24,10 +24,10 @@ import old_programs
 import pytest
 
 from xmap_compat import xmap
-from xmap_compat.tools.leave import command, edits, patch, report, values
+from xmap_compat.tools.leave import edits, patch, recorded_calls, report, two_runs
+from xmap_compat.tools.leave.recorded_calls import RecordedCall
 from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.replaying import Verifier
-from xmap_compat.tools.leave.values import RecordedCall
 from xmap_compat.tools.leave.xmap_calls import FirstRun, XmapCall
 from xmap_compat.tools.source.layout import Edit, applied, text_as_python
 
@@ -132,7 +132,9 @@ STRUCTURE = jax.tree.structure((X,))
 
 
 def record(differentiated=False, traced=False, mesh=None):
-    call = RecordedCall(0, 1, values.described((X,)), traced, mesh, [X], [""], differentiated)
+    call = RecordedCall(
+        0, 1, recorded_calls.described((X,)), traced, mesh, [X], [""], differentiated
+    )
     return call._replace(results=call.evaluated(square, STRUCTURE))
 
 
@@ -239,8 +241,8 @@ def test_records_can_be_read_before_the_program_imports_jax(tmp_path):
 def test_what_orders_of_addition_explain_is_no_difference(dtype, small, large):
     wanted = np.append(np.linspace(1, 2, 9), [np.nan, np.inf])
     expected = {"": wanted.astype(dtype)}
-    assert values.difference({"": (wanted * (1 + small)).astype(dtype)}, expected) == ""
-    assert values.difference({"": (wanted * (1 + large)).astype(dtype)}, expected) != ""
+    assert recorded_calls.difference({"": (wanted * (1 + small)).astype(dtype)}, expected) == ""
+    assert recorded_calls.difference({"": (wanted * (1 + large)).astype(dtype)}, expected) != ""
 
 
 def test_programs_that_compute_in_small_numbers_may_differ_by_more():
@@ -248,12 +250,12 @@ def test_programs_that_compute_in_small_numbers_may_differ_by_more():
     wanted = {"": np.linspace(1, 2, 9, dtype="f4")}
     near = {"": np.linspace(1, 2.004, 9, dtype="f4")}
     far = {"": np.linspace(1, 2.1, 9, dtype="f4")}
-    assert "differs by 0.004" in values.difference(near, wanted)
-    assert values.difference(near, wanted, is_coarse=True) == ""
-    assert "differs by 0.1" in values.difference(far, wanted, is_coarse=True)
+    assert "differs by 0.004" in recorded_calls.difference(near, wanted)
+    assert recorded_calls.difference(near, wanted, is_coarse=True) == ""
+    assert "differs by 0.1" in recorded_calls.difference(far, wanted, is_coarse=True)
     numbers = {"": np.array([1 << 30, 1])}
     others = {"": np.array([1 << 30, 2])}
-    assert "differs by 1" in values.difference(numbers, others, is_coarse=True)
+    assert "differs by 1" in recorded_calls.difference(numbers, others, is_coarse=True)
 
 
 def test_a_result_whose_copies_differ_is_compared_device_by_device():
@@ -263,10 +265,10 @@ def test_a_result_whose_copies_differ_is_compared_device_by_device():
     differs = jax.shard_map(lambda: jax.lax.axis_index("y")[None], **specs)()
     # A sum over y that an edit forgets: the first copy may be right.
     whole = jax.device_put(np.zeros(2, np.int32), jax.sharding.NamedSharding(mesh, jax.P("x")))
-    found, expected = (values.named("a result", array) for array in (differs, whole))
+    found, expected = (recorded_calls.named("a result", array) for array in (differs, whole))
     assert [*found] == ["a result", "a result on device 1", "a result on device 3"]
-    assert "the results are ['a result', 'a result on" in values.difference(found, expected)
-    assert values.difference(found, found) == ""
+    assert "the results are ['a result', 'a result on" in recorded_calls.difference(found, expected)
+    assert recorded_calls.difference(found, found) == ""
 
 
 # ------------------------------------------------------------------------ what the first run records
@@ -280,7 +282,7 @@ def recorder():
 def test_files_of_the_package_are_not_the_programs(recorder):
     """Also where the program runs beside a clone of it."""
     assert recorder.users_file(__file__) == os.path.realpath(__file__)
-    assert recorder.users_file(command.__file__) == ""
+    assert recorder.users_file(two_runs.__file__) == ""
 
 
 PLACE = (1, 0, 1, 9)
@@ -357,7 +359,7 @@ BAD = {
 
 def parsed(*arguments):
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    two_runs.add_arguments(parser)
     return parser.parse_args(arguments)
 
 
@@ -369,7 +371,7 @@ def test_bad_input_is_refused_in_words_and_nothing_runs(case, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", None)
     with contextlib.suppress(SystemExit):
-        assert command.main(parsed(*arguments)) == 2
+        assert two_runs.main(parsed(*arguments)) == 2
     assert words in capsys.readouterr().err
 
 
@@ -377,11 +379,11 @@ def test_a_lack_or_a_fault_of_leave_is_told_as_one(tmp_path, monkeypatch, capsys
     (tmp_path / "p.py").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", None)
-    monkeypatch.setattr(command.Leaving, "run", lambda self: 1 / 0)
-    assert command.main(parsed("p.py")) == 2
+    monkeypatch.setattr(two_runs.Leaving, "run", lambda self: 1 / 0)
+    assert two_runs.main(parsed("p.py")) == 2
     assert "leave itself fails, with ZeroDivisionError: division by zero" in capsys.readouterr().err
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert command.main(parsed("p.py")) == 2
+    assert two_runs.main(parsed("p.py")) == 2
     assert "leave: it needs the type checker ty" in capsys.readouterr().err
 
 
@@ -549,7 +551,7 @@ def test_links_stay_and_hidden_folders_are_left_out_of_copies(tmp_path, monkeypa
 def leaving(tmp_path, monkeypatch):
     (tmp_path / "p.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    return command.Leaving(parsed("p.py"), str(tmp_path / f"{patch.SCRATCH}1"))
+    return two_runs.Leaving(parsed("p.py"), str(tmp_path / f"{patch.SCRATCH}1"))
 
 
 def test_what_differs_stays_and_the_rest_is_compared_again(tmp_path, monkeypatch):
@@ -602,8 +604,8 @@ def test_a_program_that_ends_otherwise_verifies_nothing(how, tmp_path, monkeypat
 
 def test_a_line_says_that_a_run_goes_on_and_one_that_hangs_is_killed(tmp_path, monkeypatch, capsys):
     left = leaving(tmp_path, monkeypatch)
-    monkeypatch.setattr(command, "EVERY", 0.2)
-    monkeypatch.setattr(command, "_ENTRY", "import time; time.sleep(60)  # {0}")
+    monkeypatch.setattr(two_runs, "EVERY", 0.2)
+    monkeypatch.setattr(two_runs, "_ENTRY", "import time; time.sleep(60)  # {0}")
     assert left.execute(left.task_in("second"), "replaying", limit=0.1) < 0
     assert "leave: replaying, 0 s\n" in capsys.readouterr().err
 
@@ -613,7 +615,7 @@ def test_options_are_read_up_to_the_program(tmp_path, monkeypatch):
     (tmp_path / "p.py").write_text("")
     given = ["--diff", "d", "p.py", "--own", "--diff=3"]
     options = parsed(*given)
-    assert (options.diff, command.Leaving(options, "").program) == ("d", given[2:])
+    assert (options.diff, two_runs.Leaving(options, "").program) == ("d", given[2:])
 
 
 # ------------------------------------------------------------------------- kinds of real programs

@@ -19,13 +19,16 @@ import pytest
 
 import xmap_compat
 from xmap_compat.core import watch
-from xmap_compat.tools.leave import command, edits, neighbours
+from xmap_compat.tools.leave import edits, neighbours, two_runs
 from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.replaying import PROBE, Verifier
 from xmap_compat.tools.leave.xmap_calls import FirstRun
 
 # An edited program enters its meshes as before, by `with mesh:`.
-pytestmark = pytest.mark.filterwarnings("ignore:.with mesh:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.with mesh:DeprecationWarning"),
+    pytest.mark.usefixtures("asked_in_forks"),
+]
 
 HEAD = """
 import jax
@@ -672,7 +675,7 @@ def test_in_the_body_of_one_that_stays_others_stay_too(tmp_path):
     if outer.inside:
         outer, inner = inner, outer
     outer.refused = "a reason"
-    command.refuse_inside(left.found)
+    two_runs.refuse_inside(left.found)
     assert "in the body of the xmap at program.py:12, which stays" in inner.refused
 
 

@@ -60,7 +60,7 @@ from xmap_compat._jax.jaxprs import (
     without_dead_code,
 )
 from xmap_compat._jax.local_operations import gather, local_operation
-from xmap_compat._jax.mesh import (
+from xmap_compat._jax.meshes_in_scope import (
     AnyMesh,
     ambient_mesh,
     assign_mesh,
@@ -125,12 +125,12 @@ def _without_origin(x):
 
 
 # What stands in where this JAX lacks something private that an optional part needs.
-process_store = optional("processes", process_store=lambda: None).process_store
+process_store = optional("key_value_store", process_store=lambda: None).process_store
 tracer_origin = optional("origins", tracer_origin=_without_origin).tracer_origin
 user_frames = optional("frames", user_frames=lambda eqn: []).user_frames
 
 if TYPE_CHECKING:
-    from xmap_compat._jax.nice.processes import ProcessStore
+    from xmap_compat._jax.nice.key_value_store import ProcessStore
 
 # Positions in messages and in compiled programs are the user's, not this package's.
 exclude_from_positions(os.path.dirname(os.path.dirname(__file__)))

@@ -8,7 +8,8 @@ mistake was found. Legacy's sentence is kept where legacy had the message.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.errors import JAXTypeError
@@ -42,6 +43,19 @@ def did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
         for match in difflib.get_close_matches(str(name).lower(), spelled, n=1):
             meant[spelled[match]] = None
     return f". Did you mean {quoted(meant)}?" if meant else ""
+
+
+def name_of(fun: Callable[..., Any]) -> str:
+    """A name for messages: that of the function, or of the function that a partial wraps."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return getattr(fun, "__name__", type(fun).__name__)
+
+
+def described(value: Any) -> str:
+    if hasattr(value, "dtype") and not isinstance(value, type):
+        return f"an array of dtype {value.dtype}"
+    return f"{value!r} of type {type(value).__name__}"
 
 
 # Legacy's sentence follows ours where legacy had one: people search for it.
@@ -164,6 +178,14 @@ def check_from_outside(fun: str, where: str) -> NotImplementedError:
 def token(what: str) -> NotImplementedError:
     return NotImplementedError(
         f"{what} is a token, but effects in an xmapped function have no order. Leave it out"
+    )
+
+
+def no_devices(caller: str, mesh: Any) -> ValueError:
+    return ValueError(
+        f"{caller} is to run on the mesh ({axes_text(mesh.shape)}), which is abstract: it has no "
+        "devices. Run it inside `with Mesh(devices, names):`. Without devices you can plan, "
+        "search, trace, eval_shape and lower"
     )
 
 

@@ -107,7 +107,7 @@ class HiddenAxis(MeshAxis):
     """
 
     def __str__(self) -> str:
-        return f"{self.mesh_axis} (local element)"
+        return f"{self.mesh_axis} (of undeclared outputs)"
 
     __repr__ = __str__
 

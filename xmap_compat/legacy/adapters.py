@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat.core import placement
-from xmap_compat.legacy import errors, removed
+from xmap_compat.legacy import removed
 
 P = jax.sharding.PartitionSpec
 UNSET: Any = object()
@@ -103,7 +103,7 @@ class _JaxArrays(type):
         return isinstance(x, jax.Array)
 
     def __getattr__(cls, name):
-        raise errors.removed_name(f"{cls.__name__}.{name}", removed.GLOBAL_ARRAY)
+        raise _removed_name(f"{cls.__name__}.{name}", removed.GLOBAL_ARRAY)
 
 
 class GlobalDeviceArray(metaclass=_JaxArrays):
@@ -155,7 +155,7 @@ def _pure_callback_or(pure_callback: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(pure_callback)
     def pure_callback_for_each_element(*args, **kwargs):
         if "vectorized" in kwargs and "vmap_method" in kwargs:
-            raise errors.vectorized_and_vmap_method(kwargs["vectorized"], kwargs["vmap_method"])
+            raise _vectorized_and_vmap_method(kwargs["vectorized"], kwargs["vmap_method"])
         if kwargs.pop("vectorized", False):
             kwargs["vmap_method"] = "legacy_vectorized"
         kwargs.setdefault("vmap_method", "sequential")
@@ -355,12 +355,12 @@ class _Refused(type):
     now: str
 
     def __call__(cls, *args, **kwargs):
-        raise errors.removed_name(f"{cls.__module__}.{cls.__name__}", cls.now)
+        raise _removed_name(f"{cls.__module__}.{cls.__name__}", cls.now)
 
     def __getattr__(cls, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        raise errors.removed_name(f"{cls.__module__}.{cls.__name__}.{name}", cls.now)
+        raise _removed_name(f"{cls.__module__}.{cls.__name__}.{name}", cls.now)
 
 
 @functools.cache
@@ -369,3 +369,21 @@ def refused(name: str, now: str) -> Any:
     module, _, attribute = name.rpartition(".")
     doc = f"Removed from JAX: write {now}."
     return _Refused(attribute, (), {"__module__": module, "__doc__": doc, "now": now})
+
+
+# ----------------------------------------------------------------------------- messages
+
+
+def _vectorized_and_vmap_method(vectorized: Any, vmap_method: Any) -> ValueError:
+    return ValueError(
+        f"jax.pure_callback got vectorized={vectorized!r} and vmap_method={vmap_method!r}, but "
+        "both say how the callback is mapped. Give one of them: vmap_method, or in an old program "
+        "vectorized"
+    )
+
+
+def _removed_name(name: str, now: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name} is no longer in JAX, and nothing with the same meaning takes its place. Under "
+        f"xmap_compat.install() it can be imported, but not used. Today, write {now}."
+    )

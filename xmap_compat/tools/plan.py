@@ -21,14 +21,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core.arguments import Declaration
 from xmap_compat.core.call import PlacedCall, partition_spec, place_call
-from xmap_compat.core.errors import should_be
+from xmap_compat.core.errors import described, name_of, should_be
 from xmap_compat.core.execute import execute
 from xmap_compat.core.mesh import check_mesh, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import Placement, enclosing_bodies
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watcher, watching
-from xmap_compat.errors import described, name_of
 from xmap_compat.tools.staged import bytes_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (

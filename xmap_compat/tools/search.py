@@ -10,10 +10,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax, api
-from xmap_compat.core.errors import as_set, did_you_mean, should_be
+from xmap_compat.core.errors import as_set, did_you_mean, name_of, should_be
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import current_scope, parse_axis_resources
-from xmap_compat.errors import name_of
 from xmap_compat.tools.plan import Plan, plan_of_step
 from xmap_compat.tools.progress import progress
 from xmap_compat.tools.text import axes_name, listed

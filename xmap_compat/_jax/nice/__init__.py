@@ -17,7 +17,7 @@ from typing import Any
 # What is missing without each part.
 MISSING = {
     "contexts": "`with jax.sharding.Mesh(...)` sets no mesh for xmap, nor for bare PartitionSpecs",
-    "processes": "processes do not compare their calls",
+    "key_value_store": "processes do not compare their calls",
     "origins": "x.named_shape raises an error, except of an argument of the body",
     "frames": "no edits or lines of the user's program are found",
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xmap_compat.legacy.removed import Removed
-from xmap_compat.tools.check import table
+from xmap_compat.tools.check import removed_names
 from xmap_compat.tools.check.findings import Checked, Finding
 from xmap_compat.tools.source.bindings import Names, first_line
 from xmap_compat.tools.source.layout import (
@@ -28,7 +28,7 @@ from xmap_compat.tools.source.renaming import Renaming
 INSTALL = "import xmap_compat; xmap_compat.install()"
 # Modules that `import jax` does not import.
 _NOT_IN_JAX = ("jax.extend.", "jax.example_libraries.")
-_MESHES = (f"{table.MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
+_MESHES = (f"{removed_names.MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
 # Where a mesh class is a value: ours is another class than JAX's.
 _COMPARES = re.compile(
     r"\b(isinstance|issubclass|type|__class__|case|register)\b.*\bMesh\b|[{,] *(\w+\.)*Mesh *[]:,}]"
@@ -119,7 +119,7 @@ class _File:
         """What is not mended, and would fail or needs ``install()``."""
         found = []
         for finding in self._findings:
-            is_needed = finding.fails or finding.gone.kind in table.RESTORED
+            is_needed = finding.fails or finding.gone.kind in removed_names.RESTORED
             is_mended = finding.node in self._mended or not self.renaming.stays(finding.node)
             if is_needed and not is_mended:
                 found.append(finding)

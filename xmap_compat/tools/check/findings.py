@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xmap_compat.legacy.removed import REFUSED, Removed
-from xmap_compat.tools.check import checker, facts, guards, table, texts
+from xmap_compat.tools.check import checker, facts, guards, removed_names, texts
 from xmap_compat.tools.progress import progress
 from xmap_compat.tools.source.bindings import Names
 from xmap_compat.tools.source.reading import Program, read, source_files
@@ -91,7 +91,7 @@ class _UsesOfProgram:
         for line, column, name in missing:
             before = self._lines[line - 1][: column - 1]
             reader = by_end.get((line, len(before.encode())))
-            is_of_another_array = name.startswith("jax.Array.") and not table.known(name)
+            is_of_another_array = name.startswith("jax.Array.") and not removed_names.known(name)
             if reader is not None and not is_of_another_array:
                 self.nodes_by_name[name].append(reader)
         for name in put_there:
@@ -101,7 +101,7 @@ class _UsesOfProgram:
         """The uses of what this JAX lacks, each place once."""
         by_place = {}
         for name, nodes in self.nodes_by_name.items():
-            is_keyword_of_table = "(" in name and table.known(name)
+            is_keyword_of_table = "(" in name and removed_names.known(name)
             if name in lacking or is_keyword_of_table:
                 for node in nodes:
                     by_place[*self._place(node), name] = node
@@ -109,16 +109,16 @@ class _UsesOfProgram:
         for (line, column, name), node in by_place.items():
             owner = name.rpartition(".")[0]
             is_part = isinstance(node, ast.Attribute) and owner in names
-            if is_part and owner not in table.MODULES:
+            if is_part and owner not in removed_names.MODULES:
                 continue  # of what is found already
-            gone = table.known(name) or table.unknown(name, jax)
+            gone = removed_names.known(name) or removed_names.unknown(name, jax)
             guarded = guards.is_guarded(self._names, node, name, _error_of(node, name))
             is_used = gone.kind == REFUSED and not isinstance(node, ast.alias)
-            helps = gone.kind in table.RESTORED or name.endswith("?")
+            helps = gone.kind in removed_names.RESTORED or name.endswith("?")
             place = self._program.path, *self._program.where(line), column
             yield Finding(*place, gone, node, not guarded and (is_used or not helps), guarded)
         for line, column, message in self._program.errors:
-            gone = Removed("cannot be read", "", table.UNKNOWN, message)
+            gone = Removed("cannot be read", removed_names.UNKNOWN, message)
             yield Finding(self._program.path, *self._program.where(line), column, gone)
 
     def _place(self, node: Any) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xmap_compat.legacy.removed import REFUSED
-from xmap_compat.tools.check import table
+from xmap_compat.tools.check import removed_names
 from xmap_compat.tools.source.bindings import Names, text_of
 
 Found = tuple[ast.AST, str]  # a node, and a name that it asks for
@@ -28,14 +28,14 @@ def uses(names: Names) -> Iterator[Found]:
         elif isinstance(node, ast.Constant) and _MODULE.fullmatch(text_of(node)):
             yield node, text_of(node)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            gone = table.known(names.dotted(node))
+            gone = removed_names.known(names.dotted(node))
             is_of_star = not names.bound.get(node.id)
             if gone and (is_of_star or gone.kind == REFUSED):
                 yield node, gone.name
         elif isinstance(node, ast.Attribute):
             name = names.dotted(node)
             if name == "sys.modules" or name.endswith(".__dict__"):
-                yield node, table.NOT_FOLLOWED
+                yield node, removed_names.NOT_FOLLOWED
             yield node, name
 
 
@@ -55,14 +55,14 @@ def _of_call(names: Names, call: ast.Call) -> Iterator[Found]:
     """
     called = names.dotted(call.func)
     if not _is_followed(names, call):
-        yield call, table.NOT_FOLLOWED
+        yield call, removed_names.NOT_FOLLOWED
     if called in ("jax.config.update", "jax.config.config.update"):
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         option = names.text(given[0])
         if option:
             yield call, f"jax.config({option}=)"
         else:
-            yield call, table.NOT_FOLLOWED
+            yield call, removed_names.NOT_FOLLOWED
     if not names.is_partial(call):
         yield call, names.dotted(call)
     if called.endswith("artial"):
@@ -87,15 +87,15 @@ def _is_followed(names: Names, call: ast.Call) -> bool:
 def _keywords(call: ast.Call, called: str) -> Iterator[Found]:
     given: dict[str, ast.AST] = {}
     for keyword in call.keywords:
-        given[keyword.arg or table.NOT_FOLLOWED] = keyword
-    moved = table.known(called)
+        given[keyword.arg or removed_names.NOT_FOLLOWED] = keyword
+    moved = removed_names.known(called)
     today = called
     if moved is not None:
         today = moved.now
     for name, node in given.items():
         asked = f"{called}({name}=)"
-        known = table.known(asked) or table.known(f"{today}({name}=)")
-        if name == table.NOT_FOLLOWED:
+        known = removed_names.known(asked) or removed_names.known(f"{today}({name}=)")
+        if name == removed_names.NOT_FOLLOWED:
             yield node, name
         elif known is not None:
             yield node, known.name

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from xmap_compat.tools.check import editor, findings, table
+from xmap_compat.tools.check import editor, findings, removed_names
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.patch import Change
 from xmap_compat.tools.leave.place_of_helper import Helper
@@ -230,7 +230,7 @@ def _modernized(texts: dict[str, bytes]) -> tuple[dict[str, bytes], list[str]]:
     """Files with today's names for what JAX has removed elsewhere, as ``check --fix`` writes them,
     and what it leaves.
     """
-    of_xmap = [name for name in table.ALL if f"{name}.".startswith(OLD_PREFIXES)]
+    of_xmap = [name for name in removed_names.ALL if f"{name}.".startswith(OLD_PREFIXES)]
     new = dict(texts)
     with tempfile.TemporaryDirectory() as folder:
         copies = {Path(folder + path).resolve(): path for path in texts}

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xmap_compat.legacy import import_hook
-from xmap_compat.tools.leave import messages, running, tracing, values
-from xmap_compat.tools.leave.values import RecordedCall, is_traced
+from xmap_compat.tools.leave import messages, recorded_calls, running, traced_calls
+from xmap_compat.tools.leave.recorded_calls import RecordedCall, is_traced
 from xmap_compat.tools.leave.xmap_calls import FirstRun, Span, XmapCall
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -70,7 +70,7 @@ class Recorder:
         c = self.xmap_calls.setdefault(place, new)
         c.made += 1
         self.declared[c.number].append(function.declared)
-        return values.watched(function, functools.partial(self.called, c, c.made, function))
+        return recorded_calls.watched(function, functools.partial(self.called, c, c.made, function))
 
     def traced(self, declared: Any, placed: Any, args: Any) -> None:
         if placed is not None:
@@ -100,11 +100,11 @@ class Recorder:
         from xmap_compat.core import placement
 
         try:
-            described = values.described(args)
+            described = recorded_calls.described(args)
         except TypeError:  # no arrays: xmap says so
             return
         leaves, structure = jax.tree.flatten(args)
-        keys = [values.key_of(leaf) for leaf in leaves]
+        keys = [recorded_calls.key_of(leaf) for leaf in leaves]
         call = RecordedCall(c.number, reached, described, is_traced(args), keys=keys)
         mesh = placement.current_scope().mesh
         kind = c.number, described, call.traced, str(mesh), id(function.declared)
@@ -118,7 +118,7 @@ class Recorder:
 
         # Now, or when the traced program is executed.
         if self.seen[kind] < MOST_CALLS:
-            jax.debug.callback(keep, *map(values.data_of, leaves))
+            jax.debug.callback(keep, *map(recorded_calls.data_of, leaves))
 
     def noting_gradients(self, c: XmapCall, results: Any) -> Any:
         """The same traced results.  When JAX takes a derivative of them, that is noted."""
@@ -141,7 +141,7 @@ class Recorder:
         self.is_over = True
         xmap_calls = [*self.xmap_calls.values()]
         for c in xmap_calls:
-            tracing.learn(c, self.declared[c.number], self.traces)
+            traced_calls.learn(c, self.declared[c.number], self.traces)
         for noted in self.noted:
             self.repeat(xmap_calls[noted.call.number], noted)
         found = FirstRun(xmap_calls, self.files(), ended)
@@ -162,7 +162,7 @@ class Recorder:
             with entered(noted.mesh):
                 results = call.evaluated(noted.function, noted.structure)
         except Exception as error:
-            c.refused = messages.NOT_REPEATED.format(error=values.in_a_line(error))
+            c.refused = messages.NOT_REPEATED.format(error=recorded_calls.in_a_line(error))
             return
         self.records.append(call._replace(results=results))
         c.recorded += 1

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from xmap_compat.legacy import import_hook
-from xmap_compat.tools.leave import messages, running, values
-from xmap_compat.tools.leave.values import RecordedCall, is_traced
+from xmap_compat.tools.leave import messages, recorded_calls, running
+from xmap_compat.tools.leave.recorded_calls import RecordedCall, is_traced
 
 PROBE = "__leave__"  # a builtin: in the copy, `mapped` is `__leave__(number, mapped)`
 
@@ -54,14 +54,14 @@ class Verifier:
             made = mapped(*args, **kwargs)
             self.reached[number] += 1
             call = functools.partial(self.called, number, self.reached[number], made)
-            return values.watched(made, call)
+            return recorded_calls.watched(made, call)
 
         return probed
 
     def called(self, number: int, reached: int, made: Any, *args: Any, **kwargs: Any) -> Any:
         import jax
 
-        key = number, reached, values.described(args), is_traced(args)
+        key = number, reached, recorded_calls.described(args), is_traced(args)
         structure = jax.tree.structure(args)
         for record in self.pending.pop(key, ()):
             self.found.append((record, made, structure))
@@ -91,8 +91,8 @@ class Verifier:
                 results = record.evaluated(function, structure)
         except Exception as error:
             traceback.print_exc()
-            return messages.raised(values.in_a_line(error), self.line_of(error))
-        words = values.difference(results, record.results or {}, record.is_coarse)
+            return messages.raised(recorded_calls.in_a_line(error), self.line_of(error))
+        words = recorded_calls.difference(results, record.results or {}, record.is_coarse)
         return words and messages.DIFFERS.format(words)
 
     def line_of(self, error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""What JAX removed: until which release, what to write today, and whether ``install()`` helps."""
+"""What JAX removed, what to write today, and whether ``install()`` helps."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ NOT_FOLLOWED = "jax.?"  # stands for names that code makes at run time; so does 
 RESTORED = (removed.ALIAS, removed.MODULE, removed.ADAPTER, removed.REFUSED)
 # The names of xmap, and attributes of arrays.
 _MORE_ROWS = f"""
-alias   0.4.30 {MAPS}.{{xmap mesh Mesh SerialLoop serial_loop}} -> xmap_compat.{{}}
-alias   0.4.30 {MAPS}.AnonymousSerialLoop -> xmap_compat.SerialLoop
-alias   0.4.30 {MAPS}.{{AxisName MeshAxisName ResourceAxisName}} -> collections.abc.Hashable
-adapter 0.4.30 {MAPS}.{{Loop ResourceEnv EMPTY_ENV thread_resources}} -> {INSTALL}
-adapter 0.4.30 {MAPS}.{{Resource ResourceSet}} -> {INSTALL}
-refused 0.4.30 {MAPS}.{{make_xmap_callable xmap_p}} -> xmap_compat.xmap: this was an inside of it
-alias   0.4.30 jax.lax.{{pargmax pargmin pdot pgather xeinsum}} -> xmap_compat.{{}}
-alias   0.4.30 jax.core.NamedShape -> xmap_compat.random.NamedShape
-alias   0.4.30 jax.interpreters.pxla.Mesh -> xmap_compat.Mesh
-adapter 0.4.30 jax.interpreters.pxla.thread_resources -> {INSTALL}
+alias   {MAPS}.{{xmap mesh Mesh SerialLoop serial_loop}} -> xmap_compat.{{}}
+alias   {MAPS}.AnonymousSerialLoop -> xmap_compat.SerialLoop
+alias   {MAPS}.{{AxisName MeshAxisName ResourceAxisName}} -> collections.abc.Hashable
+adapter {MAPS}.{{Loop ResourceEnv EMPTY_ENV thread_resources}} -> {INSTALL}
+adapter {MAPS}.{{Resource ResourceSet}} -> {INSTALL}
+refused {MAPS}.{{make_xmap_callable xmap_p}} -> xmap_compat.xmap: this was an inside of it
+alias   jax.lax.{{pargmax pargmin pdot pgather xeinsum}} -> xmap_compat.{{}}
+alias   jax.core.NamedShape -> xmap_compat.random.NamedShape
+alias   jax.interpreters.pxla.Mesh -> xmap_compat.Mesh
+adapter jax.interpreters.pxla.thread_resources -> {INSTALL}
 absent  jax.Array.device_buffer -> x.addressable_data(0)
 absent  jax.Array.device_buffers -> x.addressable_shards
 absent  jax.Array.to_py -> numpy.asarray(x)
@@ -33,7 +33,7 @@ _ROWS = [
     *removed.TABLE,
     *removed.read(_MORE_ROWS),
     *removed.KEYWORDS,
-    *(Removed(module, "", removed.ADAPTER, INSTALL) for module in MODULES),
+    *(Removed(module, removed.ADAPTER, INSTALL) for module in MODULES),
 ]
 ALL = {row.name: row for row in _ROWS}
 
@@ -43,7 +43,7 @@ def known(name: str) -> Removed | None:
     module, _, last = name.rpartition(".")
     moved = ALL.get(module)
     if moved is not None and moved.kind == removed.MODULE and "(" not in name:
-        return Removed(name, moved.until, removed.ALIAS, f"{moved.now}.{last}")
+        return Removed(name, removed.ALIAS, f"{moved.now}.{last}")
     return ALL.get(name)
 
 
@@ -51,7 +51,7 @@ def unknown(name: str, jax: str) -> Removed:
     """A name that this JAX lacks and no table has."""
     option = name.removeprefix("jax.config(").removesuffix("=)")
     if option in (*removed.OPTIONS, *removed.XMAP_OPTIONS):
-        return Removed(name, "", removed.ADAPTER, INSTALL)
+        return Removed(name, removed.ADAPTER, INSTALL)
     if name.endswith("?"):
-        return Removed(name, "", UNKNOWN, "which names of JAX this asks for, only a run tells")
-    return Removed(name, "", UNKNOWN, f"jax {jax} has nothing of that name")
+        return Removed(name, UNKNOWN, "which names of JAX this asks for, only a run tells")
+    return Removed(name, UNKNOWN, f"jax {jax} has nothing of that name")

@@ -19,8 +19,8 @@ from typing import Any
 from xmap_compat.tools.check import checker
 from xmap_compat.tools.leave import edits, messages, neighbours, patch, report
 from xmap_compat.tools.leave.patch import Refused
+from xmap_compat.tools.leave.recorded_calls import in_a_line
 from xmap_compat.tools.leave.running import moved
-from xmap_compat.tools.leave.values import in_a_line
 from xmap_compat.tools.leave.xmap_calls import FirstRun
 from xmap_compat.tools.programs import add_program, program_arguments
 from xmap_compat.tools.source.layout import NOTEBOOK, text_as_python
