@@ -12,6 +12,7 @@ import undeclared_chains
 import undeclared_hostile
 import undeclared_programs
 from jax import lax
+from jax.experimental import io_callback
 from undeclared_programs import ON_X, PROGRAMS, V
 
 import xmap_compat
@@ -136,9 +137,17 @@ def test_only_collectives_that_depend_on_it_have_no_gradient_from_outside(maps, 
     of_all = maps.xmap(
         lambda w, v: lax.psum(w * v, "i") + lax.psum(w, "i"), ({}, ["i"]), {}, axis_resources=ON_X
     )
+
+    def noted(w, v):
+        """The values that a callback gets differ along x as their axis says."""
+        io_callback(lambda _: None, None, lax.stop_gradient(w * v))
+        return lax.psum((w * v) ** 2, "i")
+
+    noted = maps.xmap(noted, ({}, ["i"]), {}, axis_resources=ON_X)
     with MESH:
         own(maps)
-        np.testing.assert_allclose(jax.grad(loss)(2.0, V), 4 * (V**2).sum(), rtol=1e-6)
+        for f in (loss, noted):
+            np.testing.assert_allclose(jax.grad(f)(2.0, V), 4 * (V**2).sum(), rtol=1e-6)
         with pytest.raises(
             NotImplementedError,
             match=r"has no gradient from outside.*Add the axis to those out_axes",
