@@ -17,6 +17,7 @@ from environment import set_up
 
 set_up()
 
+import forks
 import jax
 import numpy as np
 import placements
@@ -199,6 +200,12 @@ def installed():
     """The removed names are in place."""
     with xmap_compat.install():
         yield
+
+
+@pytest.fixture
+def asked_in_forks(monkeypatch):
+    """``check`` looks up names in forks, each of which takes a tenth of the time of a new process."""
+    monkeypatch.setattr("xmap_compat.tools.check.facts.ask", forks.ask)
 
 
 @pytest.fixture

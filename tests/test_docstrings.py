@@ -10,8 +10,6 @@ import inspect
 import pytest
 
 import xmap_compat
-from xmap_compat import xmapped
-from xmap_compat.core import same_calls as processes
 
 NAMESPACES = ["xmap_compat", *(f"xmap_compat.{name}" for name in xmap_compat._MODULES)]
 
@@ -23,7 +21,7 @@ def documented():
         module = importlib.import_module(namespace)
         found[namespace] = module
         found.update((f"{namespace}.{name}", getattr(module, name)) for name in module.__all__)
-    found["xmap_compat.xmap(...).plan"] = xmapped.Xmapped.plan
+    found["xmap_compat.xmap(...).plan"] = xmap_compat.Xmapped.plan
     return {
         name: value
         for name, value in found.items()
@@ -39,9 +37,10 @@ def examples_of(name):
 
 
 @pytest.fixture
-def settings(monkeypatch):
-    """As they were, after an example has changed them."""
-    monkeypatch.setattr(processes, "_timeout", processes._timeout)
+def settings():
+    """As they are by default, after an example has changed them."""
+    yield
+    xmap_compat.compare_processes()
 
 
 @pytest.mark.usefixtures("settings")

@@ -134,6 +134,7 @@ SIMPLE = expressions(
     """
 while that some never enter: lax.while_loop(lambda v: (v > 0) & (v < 8), lambda v: v * 2, u)
 while that none enters: lax.while_loop(lambda v: v < 0, lambda v: v, 1.0)
+while whose step replaces a mapped value: lax.while_loop(lambda s: s[1] < 3, lambda s: (2.0 * s[1], s[1] + 1), (u, 0))
 while with mapped constants: lax.while_loop(lambda v: v < jnp.abs(u) + 1, lambda v: v + jnp.abs(x[0]) + 0.1, 0.0)
 cond on a row: lax.cond(x[0] > 0, lambda v: v * u, lambda v: v - w, x)
 cond without operands: lax.cond(u > 0, lambda: x.sum(), lambda: 0.0)
@@ -560,6 +561,27 @@ def test_control_flow_of_an_xmap_inside_of_a_shard_map(name):
         with pytest.raises(TypeError) as raised:
             run(varying=False)
         assert "start a loop from values that vary over the same" in raised.value.__notes__[0]
+
+
+def test_a_shard_map_in_a_body_without_resources_is_that_of_each_element():
+    x = np.arange(24, dtype=np.float32).reshape(3, 8)
+    with mesh42() as mesh:
+        specs = {"mesh": mesh, "in_specs": P("x"), "out_specs": P()}
+        summed = jax.shard_map(lambda u: lax.psum(u, "x"), **specs)
+        actual = xmap(summed, ["i", ...], ["i", ...])(x)
+    np.testing.assert_array_equal(actual, x.reshape(3, 4, 2).sum(1))
+
+
+@pytest.mark.parametrize("unroll", [1, 4])
+def test_a_scan_is_unrolled_as_it_says(unroll):
+    def powers(v):
+        return lax.scan(lambda c, t: (c * t, c), v, jnp.arange(4.0), unroll=unroll)[1]
+
+    texts = [
+        f.lower(np.ones(8)).as_text()
+        for f in (xmap(powers, ["i"], ["i", ...]), jax.jit(jax.vmap(powers)))
+    ]
+    assert ["stablehlo.while" in text for text in texts] == [unroll == 1] * 2
 
 
 if __name__ == "__main__":

@@ -19,9 +19,8 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import Mesh, serial_loop, xmap
+from xmap_compat import Mesh, install, serial_loop, xmap
 from xmap_compat import numpy as xnp
-from xmap_compat.legacy import maps
 
 LEGACY = "\nLegacy's words: "
 
@@ -391,8 +390,8 @@ def test_resources_of_an_axis_that_is_not_there(resources):
     (name,) = resources
     error = raised_by(lambda: xmap(identity, BATCH, BATCH, axis_resources=resources))
     assert f"are `batch`. {ADVICE[name]}{LEGACY}All axes that" in str(error)
-    with pytest.warns(UserWarning) as caught:
-        fun = maps.xmap(identity, BATCH, BATCH, axis_resources=resources)
+    with install(), pytest.warns(UserWarning) as caught:
+        fun = jax.experimental.maps.xmap(identity, BATCH, BATCH, axis_resources=resources)
     (warning,) = caught
     assert (str(warning.message), warning.filename) == (f"Ignored: {error}", __file__)
     np.testing.assert_array_equal(fun(np.arange(3.0)), np.arange(3.0))

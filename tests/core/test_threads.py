@@ -19,7 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 import xmap_compat
 from xmap_compat import install, mesh, serial_loop, uninstall, xmap
-from xmap_compat.legacy import maps as legacy_maps
+
+with install():
+    legacy_maps = jax.experimental.maps
 
 THREADS = 8
 DEVICES = np.array(jax.devices())

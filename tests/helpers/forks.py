@@ -6,6 +6,7 @@ order of imports, or on what a program sets before it imports JAX, needs a proce
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -16,6 +17,8 @@ import tempfile
 import warnings
 
 SECONDS = 200
+# Variables of the cache of compiled programs: without their lines, which are those of new folders.
+CACHE = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_")
 
 
 def run(*arguments, cwd, plain=False, warn="error", **variables):
@@ -27,6 +30,13 @@ def run(*arguments, cwd, plain=False, warn="error", **variables):
         warn,
         variables,
     )
+
+
+def ask(names):
+    """What ``facts.ask`` of the package answers, in a fork in place of a process that imports JAX."""
+    done = _ask("facts", sorted(names), os.getcwd(), "ignore")
+    release, lacking = json.loads(done.stdout)
+    return release, set(lacking)
 
 
 def _ask(kind, content, cwd, warn, variables=None):
@@ -53,7 +63,9 @@ def _ask(kind, content, cwd, warn, variables=None):
 @functools.cache
 def _server():
     environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))
+        k: v
+        for k, v in os.environ.items()
+        if k.startswith(CACHE) or not k.startswith(("JAX_", "XLA_", "PYTEST_"))
     }
     environment.update(JAX_PLATFORMS="cpu", OPENBLAS_NUM_THREADS="1")
     command = [sys.executable, "-W", "error", __file__]
@@ -99,9 +111,29 @@ def _serve():
     from xmap_compat.__main__ import main
     from xmap_compat.legacy import runner
 
+    # Forks neither look through what is there for garbage nor copy it.
+    gc.collect()
+    gc.freeze()
     request = _requests()
     _become(request)
-    return (runner.run_program if request["kind"] == "plain" else main)(request["content"])
+    content = request["content"]
+    if request["kind"] == "plain":
+        return runner.run_program(content)
+    if request["kind"] == "facts":
+        _print_facts(content)
+    if content[0] == "leave":
+        _facts().ask = _facts()._answer  # this is a new process already
+    return main(content)
+
+
+def _facts():
+    return importlib.import_module("xmap_compat.tools.check.facts")
+
+
+def _print_facts(names):
+    release, lacking = _facts()._answer(names)
+    print(json.dumps([release, sorted(lacking)]), flush=True)
+    os._exit(0)  # nothing of it needs to be taken down
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ from jax.sharding import PartitionSpec as P
 
 import xmap_compat
 import xmap_compat.testing
-from xmap_compat import _jax, install, uninstall
-from xmap_compat.legacy import maps as legacy
-from xmap_compat.legacy import removed
+from xmap_compat import install, uninstall
+
+with install():
+    legacy = jax.experimental.maps
 
 DEVICES = np.array(jax.devices())
 SQUARE = DEVICES.reshape(4, 2)
@@ -123,7 +124,7 @@ def test_contexts_that_overlap_in_threads_share_it():
         with install():
             steps["second began"].set()
             assert steps["first ended"].wait(30)
-            seen.append(importlib.import_module("jax.experimental.maps").xmap is legacy.xmap)
+            seen.append(jax.experimental.maps.xmap is legacy.xmap)
 
     thread = threading.Thread(target=second)
     with install():
@@ -479,9 +480,15 @@ def test_a_mesh_assigned_in_a_block_from_before_the_installation_is_seen_by_jit(
 
 # ------------------------------------------------------------------------ options, vocabulary
 
+XMAP_OPTIONS = (
+    "experimental_xmap_spmd_lowering",
+    "experimental_xmap_spmd_lowering_manual",
+    "experimental_xmap_ensure_fixed_sharding",
+)
+
 
 @pytest.mark.filterwarnings("ignore:experimental_xmap_spmd_lowering has no effect")
-@pytest.mark.parametrize("option", removed.XMAP_OPTIONS)
+@pytest.mark.parametrize("option", XMAP_OPTIONS)
 def test_options_are_accepted_and_remembered(maps, option):
     assert getattr(jax.config, option) is False
     jax.config.update(option, True)
@@ -497,15 +504,15 @@ def test_options_are_accepted_and_remembered(maps, option):
 
 def test_the_option_that_had_an_effect_warns_at_the_users_line(maps):
     with pytest.warns(UserWarning, match="has no effect: .*is gathered at the call") as seen:
-        jax.config.update(removed.SPMD_LOWERING, True)
+        jax.config.update(XMAP_OPTIONS[0], True)
     assert [w.filename for w in seen] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jax.config.update(removed.SPMD_LOWERING, False)
+        jax.config.update(XMAP_OPTIONS[0], False)
 
 
 @pytest.mark.filterwarnings("ignore:experimental_xmap_spmd_lowering has no effect")
-@pytest.mark.parametrize("option", removed.XMAP_OPTIONS)
+@pytest.mark.parametrize("option", XMAP_OPTIONS)
 def test_options_start_anew_and_are_unknown_outside(option):
     with install():
         jax.config.update(option, True)
@@ -648,18 +655,36 @@ def test_jax_is_as_it_was_whatever_a_program_raises(program):
     assert "jax.experimental.maps" not in sys.modules
 
 
-def test_an_installation_that_fails_leaves_nothing(monkeypatch):
+class Refusing(types.ModuleType):
+    """A module of which one name cannot be set."""
+
+    def __setattr__(self, name, value):
+        if name == "he_normal" and value is not vars(self).get(name):
+            raise Stop
+        super().__setattr__(name, value)
+
+
+def refuse_a_name(monkeypatch):
+    """In the middle of what is put in place first."""
+    refusing = Refusing("jax.nn.initializers")
+    vars(refusing).update(vars(jax.nn.initializers))
+    monkeypatch.setattr(jax.nn, "initializers", refusing)
+    return refusing
+
+
+def refuse_an_option(monkeypatch):
+    """In what is put in place last."""
+    monkeypatch.setattr(jax.config, "update", stop)
+    return jax.config
+
+
+@pytest.mark.parametrize("refuse", [refuse_a_name, refuse_an_option])
+def test_an_installation_that_fails_leaves_nothing(monkeypatch, refuse):
     before = state_of_jax()
-    monkeypatch.setattr(xmap_compat.legacy.restore.old_names, "patches", stop)
+    holder = refuse(monkeypatch)
+    held = dict(vars(holder))
     with pytest.raises(Stop):
-        install()
+        install(old_random=True)
+    assert vars(holder) == held
     monkeypatch.undo()
     assert state_of_jax() == before
-    held = {"kept": 1}
-    put = _jax.replaced(held, "kept", 2)
-    with pytest.raises(Stop), _jax.SharedPatches(put, stop)():
-        pass
-    assert held == {"kept": 1}
-    with _jax.SharedPatches(put)():
-        assert held == {"kept": 2}
-    assert held == {"kept": 1}

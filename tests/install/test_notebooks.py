@@ -14,7 +14,7 @@ import pytest
 from notebook_outputs import CellOutput, difference, differences, same_text
 from subprocesses import run
 
-from xmap_compat.legacy import notebook
+from xmap_compat.__main__ import main
 
 ROOT = Path(__file__).parent.parent.parent
 TUTORIAL = ROOT / "tests" / "tutorial" / "tutorial.ipynb"
@@ -132,7 +132,7 @@ def test_mistakes(tmp_path, arguments, message):
 def test_what_is_no_notebook_is_said_to_be_none(tmp_path, text, capsys):
     path = tmp_path / "book.ipynb"
     path.write_text(text)
-    assert notebook.main([str(path)]) == 2
+    assert main([str(path)]) == 2
     assert "cannot be read as a notebook: Notebook " in capsys.readouterr().err
 
 
@@ -154,7 +154,7 @@ def test_without_nbclient_it_says_what_to_install(tmp_path, monkeypatch, capsys)
     path = tmp_path / "book.ipynb"
     book(path)
     monkeypatch.setitem(sys.modules, "nbclient", None)
-    assert notebook.main([str(path)]) == 2
+    assert main([str(path)]) == 2
     assert "pip install '.[notebooks]'" in capsys.readouterr().err
 
 

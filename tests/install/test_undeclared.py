@@ -12,11 +12,11 @@ import undeclared_chains
 import undeclared_hostile
 import undeclared_programs
 from jax import lax
+from jax.experimental import io_callback
 from undeclared_programs import ON_X, PROGRAMS, V
 
 import xmap_compat
 from xmap_compat import install
-from xmap_compat.core import undeclared
 
 RECORDED = json.loads((Path(__file__).parent / "undeclared_0_4_30.json").read_text())
 CHAINS = json.loads((Path(__file__).parent / "undeclared_chains_0_4_30.json").read_text())
@@ -25,7 +25,6 @@ MESH = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 
 @pytest.fixture
 def maps():
-    undeclared._warned.clear()
     with install():
         yield jax.experimental.maps
 
@@ -138,9 +137,17 @@ def test_only_collectives_that_depend_on_it_have_no_gradient_from_outside(maps, 
     of_all = maps.xmap(
         lambda w, v: lax.psum(w * v, "i") + lax.psum(w, "i"), ({}, ["i"]), {}, axis_resources=ON_X
     )
+
+    def noted(w, v):
+        """The values that a callback gets differ along x as their axis says."""
+        io_callback(lambda _: None, None, lax.stop_gradient(w * v))
+        return lax.psum((w * v) ** 2, "i")
+
+    noted = maps.xmap(noted, ({}, ["i"]), {}, axis_resources=ON_X)
     with MESH:
         own(maps)
-        np.testing.assert_allclose(jax.grad(loss)(2.0, V), 4 * (V**2).sum(), rtol=1e-6)
+        for f in (loss, noted):
+            np.testing.assert_allclose(jax.grad(f)(2.0, V), 4 * (V**2).sum(), rtol=1e-6)
         with pytest.raises(
             NotImplementedError,
             match=r"has no gradient from outside.*Add the axis to those out_axes",

@@ -60,7 +60,8 @@ def ends_of(programs, folder, plain=False):
     for name, source in programs.items():
         (folder / f"{name}.py").write_text(source)
     paths = [folder / f"{name}.py" for name in programs]
-    done = forks.run(folder / "driver", *paths, cwd=folder, plain=plain, warn="ignore")
+    quickly = {"warn": "ignore", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    done = forks.run(folder / "driver", *paths, cwd=folder, plain=plain, **quickly)
     assert done.returncode == 0, done.stderr
     return dict(zip(programs, json.loads(done.stdout.splitlines()[-1])))
 
@@ -178,6 +179,9 @@ SHOWN = {
     "import jax\njax.tree_map\n": (
         "2:5: jax.tree_map: write jax.tree.map, or run it under xmap_compat.ins"
     ),
+    "from jax.experimental.maps import thread_resources\n": (
+        "1:35: jax.experimental.maps.thread_resources: run it under xmap_compat.install()"
+    ),
     "import jax\njax.grad(abs, reduce_axes=('i',))(1.0)\n": (
         "2:15: jax.grad(reduce_axes=): write lax.psum(gradient, axes) in a body"
     ),
@@ -201,6 +205,7 @@ SHOWN = {
 }
 
 
+@pytest.mark.usefixtures("asked_in_forks")
 def test_a_finding_is_a_line(tmp_path):
     for number, source in enumerate(SHOWN):
         (tmp_path / f"p{number}.py").write_bytes(source.encode())
@@ -218,6 +223,7 @@ RESTORED = (
 BY_HAND = "Files: 1 (jax {}). Uses of removed names: 0 that install() restores, 1 to change by hand"
 
 
+@pytest.mark.usefixtures("asked_in_forks")
 @pytest.mark.parametrize(
     ("source", "code", "first", "summary"),
     [
@@ -245,6 +251,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.usefixtures("asked_in_forks")
 def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path):
     cells = [{"cell_type": "code", "source": [cell]} for cell in CELLS]
     text = json.dumps({"cells": cells, "é": "é"}, indent=1, ensure_ascii=False)
@@ -295,6 +302,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
     assert ":2:5: jax.tree_map: " in done.stdout and done.stderr == ""
 
 
+@pytest.mark.usefixtures("asked_in_forks")
 def test_a_name_is_found_in_a_file_that_takes_its_module_from_another(tmp_path):
     (tmp_path / "compat.py").write_text("import jax.numpy as jnp\n")
     (tmp_path / "user.py").write_text(
@@ -304,6 +312,7 @@ def test_a_name_is_found_in_a_file_that_takes_its_module_from_another(tmp_path):
     assert found == [("user.py", 3, "jax.numpy.product"), ("user.py", 4, "jax.numpy.cumproduct")]
 
 
+@pytest.mark.usefixtures("asked_in_forks")
 def test_a_terminal_shows_the_progress(tmp_path, monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
@@ -327,6 +336,7 @@ def test_two_thousand_files_take_less_than_a_minute(tmp_path):
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 60
 
 
+@pytest.mark.usefixtures("asked_in_forks")
 def test_every_old_program_of_these_tests_is_found():
     """They do not run under plain Python: each has findings, and none a false one."""
     checked = findings.check([old_programs.FOLDER])

@@ -25,7 +25,10 @@ from xmap_compat.tools.leave.replaying import PROBE, Verifier
 from xmap_compat.tools.leave.xmap_calls import FirstRun
 
 # An edited program enters its meshes as before, by `with mesh:`.
-pytestmark = pytest.mark.filterwarnings("ignore:.with mesh:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.with mesh:DeprecationWarning"),
+    pytest.mark.usefixtures("asked_in_forks"),
+]
 
 HEAD = """
 import jax

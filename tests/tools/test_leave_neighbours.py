@@ -11,9 +11,15 @@ import subprocess
 import sys
 import textwrap
 
+import forks
 import pytest
+import without_package
 
-ROOT = pathlib.Path(__file__).parents[2]
+OURS = {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+QUICKLY = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+}
 
 LAYERS = """
     import jax.numpy as jnp
@@ -135,42 +141,37 @@ def write(folder, **files):
         path.write_text(textwrap.dedent(text).lstrip("\n"))
 
 
-def run(*arguments, cwd, path=""):
-    """A Python process with 8 devices, and with this package if it is in the path."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))}
-    own = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(path),
+def run(*arguments, cwd, **variables):
+    """A Python process with 8 devices, without the optimizations of XLA."""
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k.startswith(forks.CACHE) or not k.startswith(("JAX_", "XLA_", "PYTEST_"))
     }
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,
-        env={**kept, **own},
+        env={**kept, **QUICKLY, "JAX_PLATFORMS": "cpu", **variables},
         capture_output=True,
         text=True,
         timeout=400,
     )
-    return done
 
 
-WITHOUT = (
-    "import os, runpy, sys; sys.modules['xmap_compat'] = None; sys.argv = sys.argv[1:]; "
-    "sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0])); "
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
-)
+WITHOUT = without_package.__file__
 
 
 def with_package(script, *options, cwd):
-    return run("-m", "xmap_compat", script, *options, cwd=cwd, path=ROOT)
+    return forks.run(script, *options, cwd=cwd, warn="ignore", **QUICKLY)
 
 
-def without_package(script, *options, cwd):
-    return run("-c", WITHOUT, script, *options, cwd=cwd)
+def run_without(script, *options, cwd):
+    """Runs a script where this package cannot be imported."""
+    return forks.run(WITHOUT, script, *options, cwd=cwd, plain=True, warn="ignore", **QUICKLY)
 
 
 def leave(script, *options, cwd):
-    done = run("-m", "xmap_compat", "leave", "--write", *options, script, cwd=cwd, path=ROOT)
+    done = with_package("leave", "--write", *options, script, cwd=cwd)
     assert "written: " in done.stdout, done.stdout + done.stderr
     return done.stdout
 
@@ -180,10 +181,9 @@ def check(done, word):
     assert done.stdout.strip().endswith(word)
 
 
-# Each script comes first once, and last once, in the quick ones.
-QUICK = [SCRIPTS, SCRIPTS[1:] + SCRIPTS[:1], SCRIPTS[2:] + SCRIPTS[:2]]
+# Of the one that is quick, the last script has no mesh, and imports one that has left; the second imports none.
 ORDERS = [
-    pytest.param(order, id="-".join(order), marks=[] if order in QUICK else [pytest.mark.slow])
+    pytest.param(order, id="-".join(order), marks=[] if order == SCRIPTS else [pytest.mark.slow])
     for order in itertools.permutations(SCRIPTS)
 ]
 
@@ -197,10 +197,10 @@ def test_scripts_around_one_module_leave_one_after_the_other(order, tmp_path):
         assert "verified on" in said, said
         for other in order[k + 1 :]:
             check(with_package(other, cwd=tmp_path), WORDS[other])
-        check(without_package("test_layers.py", cwd=tmp_path), "tested")
+        check(run_without("test_layers.py", cwd=tmp_path), "tested")
     for script in SCRIPTS:
-        check(without_package(script, cwd=tmp_path), WORDS[script])
-    check(without_package("sample.py", "--norms", cwd=tmp_path), "sampled")
+        check(run_without(script, cwd=tmp_path), WORDS[script])
+    check(run_without("sample.py", "--norms", cwd=tmp_path), "sampled")
     assert "xmap" not in "".join((tmp_path / script).read_text() for script in SCRIPTS)
     assert len([*tmp_path.glob("named_axes*.py")]) == 1
 
@@ -244,13 +244,13 @@ def test_programs_that_make_no_xmap_leave_before_the_one_that_does(tmp_path):
     write(tmp_path, data=DATA, layers=LAYERS, train=TRAIN, sample=UNMADE, parallel=PARALLEL)
     write(tmp_path, test_layers=TESTS)
     for script, (code, words) in TRAINED_LAST.items():
-        done = run("-m", "xmap_compat", "leave", "--write", script, cwd=tmp_path, path=ROOT)
+        done = run("-m", "xmap_compat", "leave", "--write", script, cwd=tmp_path, **OURS)
         said = " ".join((done.stdout + done.stderr).split())
         assert done.returncode == code and words in said, said
-    check(without_package("sample.py", "--all", cwd=tmp_path), "sampled")
-    check(without_package("parallel.py", cwd=tmp_path), "mapped")
-    check(without_package("test_layers.py", cwd=tmp_path), "tested")
-    check(without_package("train.py", cwd=tmp_path), "trained")
+    check(run_without("sample.py", "--all", cwd=tmp_path), "sampled")
+    check(run_without("parallel.py", cwd=tmp_path), "mapped")
+    check(run_without("test_layers.py", cwd=tmp_path), "tested")
+    check(run_without("train.py", cwd=tmp_path), "trained")
 
 
 PACKAGE = {
@@ -318,13 +318,13 @@ def test_the_helper_of_a_package_stands_in_it(place, tmp_path):
     layers = (project / "nets" / "parts" / "layers.py").read_text()
     assert "from ..named_axes import pmax, pmean, psum\n" in layers
     assert "from .named_axes import " in (project / "nets" / "trainer.py").read_text()
-    check(without_package(script, cwd=project), "trained")
+    check(run_without(script, cwd=project), "trained")
     # Elsewhere there are JAX, the package as it would be installed, and the script.
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(project / "nets", elsewhere / "nets")
     shutil.copy(project / script, elsewhere / "run.py")
     shutil.rmtree(project)
-    check(without_package("run.py", cwd=elsewhere), "trained")
+    check(run(WITHOUT, "run.py", cwd=elsewhere), "trained")
 
 
 MESH_ONLY = """
@@ -347,4 +347,4 @@ def test_a_script_whose_xmaps_have_left_leaves_too(tmp_path):
     write(tmp_path, data=DATA, layers=LAYERS, train=TRAIN, show=MESH_ONLY)
     leave("train.py", cwd=tmp_path)
     assert "0 of 0 xmap calls" in leave("show.py", cwd=tmp_path)
-    check(without_package("show.py", cwd=tmp_path), "shown")
+    check(run_without("show.py", cwd=tmp_path), "shown")

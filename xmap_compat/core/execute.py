@@ -138,7 +138,7 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     placements = placed.every_placement
     untyped = any(placed.undeclared) or bool(undeclared.hidden_axes_of(placements))
     view = DeviceView(placements, dict(mesh.shape), untyped=untyped)
-    consts = list(placed.program.consts)
+    consts: Sequence[Any] = placed.program.consts
     if untyped:
         consts, leaves = undeclared.without_gradient(placed.fun_name, consts, list(leaves))
     const_specs = [PartitionSpec()] * len(consts)

@@ -64,7 +64,7 @@ def evaluate_in_loops(
         env[variable] = _chunked(view, value, loops)
     wanted = dict.fromkeys(_variables(jaxpr.outvars))
     nest = _Nest(ev, loops, _loops_of_variables(view, jaxpr, names))
-    env = nest.run(_needed(jaxpr, wanted), frozenset(wanted), env, tuple(loops))
+    env = nest.run(_needed(jaxpr, wanted), frozenset(wanted), env, loops)
     joined = {variable: _joined(view, env[variable]) for variable in wanted}
     return [value_of(joined, atom) for atom in jaxpr.outvars]
 
@@ -218,7 +218,7 @@ def _chunked(view: DeviceView, value: NamedValue, loops: Iterable[Loop]) -> _Chu
     kept: dict[int, AxisName | None] = {}
     for size, name in zip(jnp.shape(value.data), value.dims):
         place = view.placements.get(name)
-        if place is None or not place.loops:
+        if place is None:
             kept[len(shape)] = name
             shape.append(size)
             continue
