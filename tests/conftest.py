@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import placements
 import pytest
+from contexts import share_contexts
 from effects import failed_effects
 from sampling import covering, part, part_of, spread
 from wording import watch_messages
@@ -30,6 +31,8 @@ import xmap_compat
 
 # Several multi-device programs in flight can deadlock XLA's CPU rendezvous on few cores.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+share_contexts()
 
 # Lines of sources are no part of the keys of this process, so that an edit leaves nearly all programs as they are; who
 # compiles explicitly may read them.

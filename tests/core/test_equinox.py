@@ -168,14 +168,10 @@ def test_small_programs(name, use, resources):
 
 
 @pytest.mark.parametrize(
-    ("name", "use"), [("dense", "gradient from outside"), ("root_find", "gradient from outside")]
+    ("name", "use"), [("recursive checkpoints", "value"), ("root_find", "gradient from outside")]
 )
 def test_solvers(name, use):
     check(name, use, {"i": "x"})
-
-
-def test_a_differential_equation():
-    check("recursive checkpoints", "gradient from outside", {"i": "x"})
 
 
 @pytest.mark.slow

@@ -71,7 +71,14 @@ print(json.dumps([tests.outcomes(), tests.error()]))
 GONE = "import sys, xmap_compat\nfor part in {parts}: sys.modules['xmap_compat._jax.nice.' + part] = None\n"
 
 
-@pytest.mark.parametrize("switch", ["1", ""], ids=["switched off", "gone"])
+# That the switch says nothing is asked of one part below.
+SWITCHES = [
+    pytest.param("1", id="switched off", marks=pytest.mark.slow),
+    pytest.param("", id="gone"),
+]
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
 def test_without_any_part_values_gradients_and_programs_are_the_same(switch):
     """Each part that fails at import is off with one warning; none is said where the user has turned them off."""
     here = Path(__file__).parent

@@ -220,14 +220,14 @@ values_of_elements = functools.partial(check_values, calls=[plain, jitted, scann
 
 # name: (what is checked, of which programs, how many of them in a quick run, and how many more)
 TESTS = {
-    "values": (check_values, {}, 8, 60),
+    "values": (check_values, {}, 6, 60),
     "values of loops in vmaps": (check_values, LOOPS_IN_VMAPS, 3, 0),
-    "captured arguments": (check_captured, {}, 10, 40),
-    "reverse mode": (reverse_mode, NO_LOOPS, 5, 30),
-    "forward mode": (forward_mode, NO_RULES, 4, 20),
+    "captured arguments": (check_captured, {}, 6, 40),
+    "reverse mode": (reverse_mode, NO_LOOPS, 3, 30),
+    "forward mode": (forward_mode, NO_RULES, 3, 20),
     "second order": (second_order, NO_LOOPS | NO_RULES, 2, 15),
-    "functions of elements": (values_of_elements, ELEMENTS, 8, 60),
-    "their reverse mode": (reverse_mode, ELEMENTS | NO_LOOPS, 5, 30),
+    "functions of elements": (values_of_elements, ELEMENTS, 4, 60),
+    "their reverse mode": (reverse_mode, ELEMENTS | NO_LOOPS, 3, 30),
     "their forward mode": (forward_mode, ELEMENTS | NO_RULES, 2, 20),
 }
 

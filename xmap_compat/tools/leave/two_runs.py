@@ -129,7 +129,7 @@ class Leaving:
         patched = [c.number for c in found.xmap_calls if not c.refused]
         task["ended"] = found.ended
         task["patched"] = patched
-        task["needs_package"] = bool(edited.needs) or len(patched) < len(found.xmap_calls)
+        task["needs_package"] = edited.needs or len(patched) < len(found.xmap_calls)
         texts = edited.probed.copy()
         if edited.helper in edited.changes:
             _, texts[edited.helper] = edited.changes[edited.helper]
