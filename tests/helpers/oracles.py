@@ -240,20 +240,6 @@ class Model:
             lambda parts: [np.argmin(parts, 0).astype(np.int32)] * len(parts), axis_name, x
         )
 
-    # between the devices of an xmap inside an xmap
-
-    def device_vary(self, x, axis_name):
-        return self.spmd(lambda parts: parts, axis_name, x)
-
-    def device_sum(self, x, axis_name):
-        return self.psum(x, axis_name)
-
-    def device_gather(self, x, axis_name):
-        return self.all_gather(x, axis_name)
-
-    def device_take(self, x, axis_name):
-        return self.spmd(lambda parts: [part[k] for k, part in enumerate(parts)], axis_name, x)
-
 
 def _names(axis):
     return tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
