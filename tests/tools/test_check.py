@@ -198,6 +198,9 @@ SHOWN = {
         "1:35: jax.experimental.maps.xmap_p: write xmap_compat.xmap: this was"
     ),
     "import jax\nexec('jax.tree_map()')\n": "2:1: jax.?: which names of JAX this asks for, ",
+    "import jax\njax.jit(abs, nonsense=1)\n": "2:14: jax.jit(nonsense=): jax 0.",
+    "import jax\nif jax.devices():\n    jax.nonsense\n": "3:9: jax.nonsense: jax 0.",
+    "import jax.numpy as jnp\njnp.ones(3).nonsense\n": "",
     "from jax.experimental import jax2tf\n": "",
     "import jax, numpy as np\nnp.nonsense\nnp.sum(nonsense=1)\nx: int = ''\n": "",
     "import jax\r\nif 1:\r\n    jax.a\r\n": "3:9: jax.a: ",
@@ -264,6 +267,9 @@ def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path):
     second = CELLS[3].replace("tree_leaves", "tree.leaves")
     sources = ["".join(cell["source"]) for cell in json.loads(fixed)["cells"]]
     assert sources == [CELLS[0], first, CELLS[2], second]
+    cells.append({"cell_type": "code", "source": ["def broken(:"]})
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
+    assert editor.fixed(findings.check([tmp_path / "n.ipynb"])).contents == {}
 
 
 def test_fix_keeps_what_it_does_not_change_and_lists_what_is_left(tmp_path):

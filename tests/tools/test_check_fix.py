@@ -114,8 +114,12 @@ SHAPED = "import jax\nfrom jax.core import ShapedArray\n\ndef rule(x):\n    retu
 # A program, and what is written.
 EDITS = {
     "an alias of jax beside a variable": (
-        "import jax as J\ndef f(tree):\n    return J.tree_map(abs, tree)",
-        "import jax as J\ndef f(tree):\n    return J.tree.map(abs, tree)",
+        "import jax as J\nfrom os import sep, path\ndef f(tree):\n    return J.tree_map(abs, tree)",
+        "import jax as J\nfrom os import sep, path\ndef f(tree):\n    return J.tree.map(abs, tree)",
+    ),
+    "a variable of the name that would be imported": (
+        "import jax.experimental.maps\nxmap = jax.experimental.maps.xmap",
+        "import xmap_compat\nxmap = xmap_compat.xmap",
     ),
     "a name of JAX that other modules have now": (
         "import jax\ndef f(Primitive, core):\n    return jax.core.Primitive, jax.jit",
@@ -173,6 +177,11 @@ EDITS = {
         "        ShapedArray(\n            x.shape,  # of a row\n            x.dtype,  # as in\n        ),\n"
         "        ShapedArray(x.shape, x.dtype),\n"
         "        jax.ShapeDtypeStruct(\n            x.shape,\n            x.dtype,\n        ),\n    ]\n",
+    ),
+    "names of a type below a comment": (
+        "from jax.core import ShapedArray\nShapedArray(\n    (2,),  # rows\n    named_shape={},\n)",
+        f"{INSTALL}from jax.core import ShapedArray\n"
+        "ShapedArray(\n    (2,),  # rows\n    named_shape={},\n)",
     ),
     "names of a type that moved": (
         "from jax.abstract_arrays import ShapedArray\nf = lambda x: ShapedArray(x.shape, named_shape={})\n",

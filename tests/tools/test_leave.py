@@ -84,6 +84,7 @@ def test_a_program_with_tabs_and_crlf_is_written_and_runs_without_xmap(tmp_path)
     git("commit", "-qm", "a program", cwd=tmp_path)
     done = leave("--write", "--diff", "../leave.patch", "prog.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.rpartition("---")[0].count("[[") == 2  # what the run with xmap prints
     assert "verified on" in done.stdout and "with gradients" in done.stdout
     assert "1 of 1 xmap calls patched" in done.stdout
     assert not (tmp_path / "log.txt").exists()
@@ -265,7 +266,9 @@ def test_a_result_whose_copies_differ_is_compared_device_by_device():
     differs = jax.shard_map(lambda: jax.lax.axis_index("y")[None], **specs)()
     # A sum over y that an edit forgets: the first copy may be right.
     whole = jax.device_put(np.zeros(2, np.int32), jax.sharding.NamedSharding(mesh, jax.P("x")))
-    found, expected = (recorded_calls.named("a result", array) for array in (differs, whole))
+    found, expected = (
+        recorded_calls.arrays_by_path("a result", array) for array in (differs, whole)
+    )
     assert [*found] == ["a result", "a result on device 1", "a result on device 3"]
     assert "the results are ['a result', 'a result on" in recorded_calls.difference(found, expected)
     assert recorded_calls.difference(found, found) == ""
@@ -283,6 +286,15 @@ def test_files_of_the_package_are_not_the_programs(recorder):
     """Also where the program runs beside a clone of it."""
     assert recorder.users_file(__file__) == os.path.realpath(__file__)
     assert recorder.users_file(two_runs.__file__) == ""
+
+
+def test_what_runs_on_is_awaited_before_the_records_are_read(recorder, tmp_path, monkeypatch):
+    """The last calls may not have noted their arguments yet."""
+    recorder.task["result"] = tmp_path / "result"
+    awaited = []
+    monkeypatch.setattr(jax, "effects_barrier", lambda: awaited.append(recorder.is_over))
+    recorder.finish("")
+    assert awaited == [False]
 
 
 PLACE = (1, 0, 1, 9)
@@ -468,7 +480,9 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
     new = "b = 22\nnew = '\u00e9'"
     after = applied(before, str(path), [edit(text_as_python(before, "prog.py"), "b = 2", new)])
     changes = {str(path): (before, after), str(path.parent / "helpers.py"): (None, b"# new\n")}
-    (tmp_path.parent / "p.patch").write_bytes(patch.diff(changes))
+    diff = patch.diff(changes)
+    assert diff.index(b"helpers.py") < diff.index(b"prog.py")
+    (tmp_path.parent / "p.patch").write_bytes(diff)
     git("apply", tmp_path.parent / "p.patch", cwd=path.parent)
     assert path.read_bytes() == after and (path.parent / "helpers.py").read_bytes() == b"# new\n"
     encoding, ends = "latin-1" if kind == "Latin-1" else "utf-8", "\r\n" if kind == "CRLF" else "\n"
@@ -530,19 +544,26 @@ def test_links_stay_and_hidden_folders_are_left_out_of_copies(tmp_path, monkeypa
     folder = tmp_path / "project"
     (folder / ".hidden").mkdir(parents=True)
     (folder / "file.py").write_text("2")
+    (folder / "part").mkdir()
+    (folder / "environment").mkdir()
+    (folder / "environment" / "pyvenv.cfg").write_text("")
     (tmp_path / "library.py").write_text("1")
     (folder / "library.py").symlink_to(tmp_path / "library.py")
     tree = str(tmp_path / "tree") + os.sep
     folders = patch.mirror([str(folder)], tree)
     copy = pathlib.Path(folders[str(folder)])
     links = {path.name: path.is_symlink() for path in copy.iterdir()}
-    assert links == {"file.py": False, "library.py": True}
+    assert links == {"file.py": False, "part": False, "library.py": True}
     recorder = Recorder({"tree": tree, "folders": folders})
     assert recorder.users_file(str(copy / "file.py")) == str(folder / "file.py")
     assert recorder.users_file(str(copy / "library.py")) == ""
+    assert recorder.users_file(str(copy / "written_by_the_run.py")) == ""
     monkeypatch.setattr(patch, "MOST_GIB", 0)
     with pytest.raises(patch.Refused, match="project has more than 0 GiB, too much to run"):
         patch.mirror([str(folder)], str(tmp_path / "again"))
+    (folder / "file.py").write_text("")
+    (folder / "library.py").unlink()
+    assert patch.mirror([str(folder)], str(tmp_path / "last"))  # no byte: it has no more than 0
 
 
 # ------------------------------------------------------------------- what is verified together
@@ -575,6 +596,9 @@ def test_what_differs_stays_and_the_rest_is_compared_again(tmp_path, monkeypatch
     monkeypatch.setattr(edits, "ProgramFiles", lambda *args: program)
     monkeypatch.setattr(report, "report", lambda options, xmap_calls, edited: edited)
     assert left.run() == [1, 3] and compared == [[0, 1, 2, 3], [1, 3]]
+    monkeypatch.setattr(left, "first_run", lambda: FirstRun([]))
+    with pytest.raises(patch.Refused, match="ended with no error and called no xmapped function"):
+        left.run()
 
 
 ENDS = {
@@ -588,6 +612,8 @@ ENDS = {
 def test_a_program_that_ends_otherwise_verifies_nothing(how, tmp_path, monkeypatch):
     ended, words = ENDS[how]
     left = leaving(tmp_path, monkeypatch)
+    before = left.task_in("second")["result"]  # of an earlier replay: it says nothing of this one
+    pathlib.Path(before).write_bytes(pickle.dumps(({}, "")))
 
     def execute(task, *args):
         pathlib.Path(task["log"]).write_text("")
@@ -604,7 +630,7 @@ def test_a_program_that_ends_otherwise_verifies_nothing(how, tmp_path, monkeypat
 
 def test_a_line_says_that_a_run_goes_on_and_one_that_hangs_is_killed(tmp_path, monkeypatch, capsys):
     left = leaving(tmp_path, monkeypatch)
-    monkeypatch.setattr(two_runs, "EVERY", 0.2)
+    monkeypatch.setattr(two_runs, "PROGRESS_SECONDS", 0.2)
     monkeypatch.setattr(two_runs, "_ENTRY", "import time; time.sleep(60)  # {0}")
     assert left.execute(left.task_in("second"), "replaying", limit=0.1) < 0
     assert "leave: replaying, 0 s\n" in capsys.readouterr().err

@@ -19,7 +19,7 @@ import pytest
 
 import xmap_compat
 from xmap_compat.core import watch
-from xmap_compat.tools.leave import edits, neighbours, two_runs
+from xmap_compat.tools.leave import edits, neighbours, places, two_runs
 from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.replaying import PROBE, Verifier
 from xmap_compat.tools.leave.xmap_calls import FirstRun
@@ -170,9 +170,11 @@ results = f(x, x[:3])
 wanted = x @ x[:3].T + x[:, 0].sum() * 3
 """,
     "extrema": """
+from functools import partial
+
 def body(v):
-    top = jnp.max(v, axis='i') + jnp.min(v, 'i')
-    return v * lax.pmax(v, 'i') + jnp.sum(v, 'i', keepdims=False), top
+    top = jnp.max(v, axis='i') + jnp.min(v, 'i', keepdims=False)
+    return v * lax.pmax(v, 'i') + partial(jnp.sum, axis='i')(v), top
 
 with Mesh(devices[:4], 'd'):
     results = xmap(body, ['i', ...], (['i', ...], [...]), axis_resources={'i': 'd'})(x)
@@ -660,6 +662,7 @@ def test_an_xmap_that_stays_says_why_and_shares_functions_with_others(name, tmp_
     stays, changes = sorted(left.found.xmap_calls, key=lambda c: not c.refused)
     assert words in stays.refused and not changes.refused
     assert "g = __leave__(" in left.texts["program.py"]
+    assert "from jax.experimental.maps import xmap\n" in left.texts["program.py"]
     assert left.edited.needs[0].startswith("xmap of program.py:")
     assert_close(left.run(around=xmap_compat.install), left.module.results)
 
@@ -702,7 +705,7 @@ def test_another_program_that_needs_this_package_is_named(tmp_path):
         with Mesh(devices[:2], 'x'):
             results = f(x), g(x)
     """
-    left = Left(tmp_path, program, other=OTHER)
+    left = Left(tmp_path, program, other=OTHER, third=OTHER)
     places = left.files.sources, [str(left.folder)]
     neighbours.refuse_shared(left.found.xmap_calls, *places)
     f, g = left.found.xmap_calls
@@ -804,6 +807,38 @@ def test_names_that_jax_has_removed_are_mended_in_notebooks_whose_layout_stays(t
     text = json.dumps({"cells": cells}, indent=1) + "\n"
     wanted = text.replace("jax.tree_map", "jax.tree.map")
     assert edited(tmp_path, text, ".ipynb") == (wanted, [])
+
+
+# What a file calls, and which function of the helper is written: the program's one axis is i.
+CALLED = {
+    "lax.psum(v, 'i')": ["psum"],
+    "lax.psum(v, axis_name=('j', 'i'))": ["psum"],
+    "lax.psum(v, axis)": ["psum"],
+    "lax.psum(v, 'j')": [],
+    "shared(lax.psum, over='j')": [],
+    "jnp.sum(v, axis='i')": ["sum"],
+    "jnp.sum(v, axis='j')": [],
+    "functools.partial(jnp.sum, axis='i')": ["sum"],
+    "jnp.sum(v, 0, dtype='i')": [],
+}
+
+
+def source_of(text):
+    text = f"import functools, flax\nfrom jax import lax, numpy as jnp\n{text}"
+    return places.Source("p.py", text.encode(), {"i"}, [])
+
+
+@pytest.mark.parametrize("call", CALLED)
+def test_a_function_is_edited_where_it_may_be_over_an_axis_of_the_program(call):
+    assert [*source_of(call).functions.values()] == CALLED[call]
+
+
+def test_a_layer_of_a_library_is_edited_where_a_function_makes_it():
+    source = source_of(
+        "flax.Norm(axis_name='i')\ndef layer():\n    return flax.Norm(axis_name=axis)"
+    )
+    assert source.unedited == {"i": 3}
+    assert [layer.id for layer in source.layers] == ["axis"]
 
 
 # ---------------------------------------------------------- wrong edits are never called verified

@@ -447,18 +447,20 @@ def test_a_hand_written_shard_map_and_a_vmap_in_it_call_the_same_functions():
     x = rows(16)
 
     def on_device(v):
-        over_it = jax.vmap(lambda w: helper.psum(w, "in it"), axis_name="in it")
-        sums = over_it(v)
-        return v - helper.pmean(v, "z"), sums
+        over_it = functools.partial(jax.vmap, axis_name="in it")
+        sums = over_it(lambda w: helper.psum(w, "in it"))(v)
+        dots = over_it(lambda w: helper.pdot(w, w, "in it"))(v)
+        return v - helper.pmean(v, "z"), sums, dots
 
     spec = PartitionSpec("z")
     with on_mesh(1, 1, 8):
         fun = jax.shard_map(on_device, in_specs=spec, out_specs=spec, check_vma=False)
-        found, sums = fun(x)
+        found, sums, dots = fun(x)
     blocks = x.reshape(8, 2, 16)
     centred = blocks - blocks.mean(0)
     close(found, centred.reshape(16, 16))
     close(sums, blocks.sum(1).repeat(2, 0), rtol=1e-4)
+    close(dots, np.einsum("bki,bkj->bij", blocks, blocks).repeat(2, 0), rtol=1e-4)
 
 
 def test_in_the_body_of_another_one_each_device_computes_its_part():
@@ -566,7 +568,7 @@ def test_sizes_of_axes_that_no_argument_has():
 
 def test_keys_and_donated_arguments():
     def noisy(key, v):
-        return key, jax.random.normal(key) + v
+        return [key, jax.random.normal(key) + v]
 
     both = (["i"], ["i"])
     fun = mapped(noisy, both, both, axis_resources={"i": "x"}, donate_argnums=1, backend=None)

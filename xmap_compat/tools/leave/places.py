@@ -80,7 +80,7 @@ class Source:
                 given.append(keyword.value)
         named = self._named_by(*given)
         if name in REDUCTIONS:
-            return call.func is function and self._has_axis(named)
+            return self._has_axis(named)
         return not named or self._has_axis(named)
 
     def _named_by(self, *given: ast.expr) -> set[str]:

@@ -141,7 +141,7 @@ class Recorder:
         self.is_over = True
         xmap_calls = [*self.xmap_calls.values()]
         for c in xmap_calls:
-            traced_calls.learn(c, self.declared[c.number], self.traces)
+            traced_calls.note_decisions(c, self.declared[c.number], self.traces)
         for noted in self.noted:
             self.repeat(xmap_calls[noted.call.number], noted)
         found = FirstRun(xmap_calls, self.files(), ended)
@@ -191,9 +191,9 @@ class Recorder:
 
 def _calling_span(frame: Any) -> Span:
     """The place of the call that a frame executes."""
-    positions = [*frame.f_code.co_positions()]
+    positions: list[Any] = [*frame.f_code.co_positions()]
     line, end_line, column, end_column = positions[frame.f_lasti // 2]
-    return line or 0, column or 0, end_line or 0, end_column or 0
+    return line, column, end_line, end_column
 
 
 def main(task: dict[str, Any]) -> None:
