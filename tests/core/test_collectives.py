@@ -11,7 +11,6 @@ import functools
 import itertools
 import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +23,6 @@ from tables import expressions
 
 import xmap_compat
 from xmap_compat import xmap
-from xmap_compat.core import device_primitives as devices
 
 # ------------------------------------------------------------------------------- placements
 
@@ -229,24 +227,11 @@ def _draw(rng, name, shape):
 # ------------------------------------------------------------------------------------- cases
 
 
-def over_devices(name, x, axis):
-    """What an xmap inside an xmap becomes, for axes that fill one mesh axis each."""
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    return devices.bind(getattr(devices, f"{name}_p"), x, axes, tuple(map(lax.axis_size, axes)))
-
-
-#: What a case may call inside a body: ``function(*operands, axis, **options)``, as the NumPy model has it.
-JAX = SimpleNamespace(**vars(lax))
-for name in ("vary", "sum", "gather", "take"):
-    setattr(JAX, f"device_{name}", functools.partial(over_devices, name))
-
 REDUCTIONS = ["psum", "pmax", "pmin", "pmean"]
 REMOVE_AXES = {
     *REDUCTIONS,
     "all_gather",
     "pbroadcast",
-    "device_sum",
-    "device_gather",
 }
 BOTH = [("a", "b"), ("b", "a")]
 AXES = ["a", "b", *BOTH]
@@ -411,29 +396,12 @@ def dtypes():
             yield case("psum_scatter", dtype, "a")
 
 
-def devices_of_nested_xmaps():
-    for axis in AXES:
-        yield case("device_vary", "only_b", axis)
-        yield case("device_sum", "x", axis)
-        yield case("device_gather", "matrix", axis)
-    for operand, axis in [
-        ("square_a", "a"),
-        ("only_b_for_a", "a"),
-        ("cube_b", "b"),
-        ("line_ab", ("b", "a")),
-    ]:
-        yield case("device_take", operand, axis)
-
-
 EVERYWHERE = [permutations, gathers, exchanges, scatters]
 SOMEWHERE = [groups, dtypes]
-FAMILIES = {
-    family.__name__: list(family()) for family in [*EVERYWHERE, *SOMEWHERE, devices_of_nested_xmaps]
-}
+FAMILIES = {family.__name__: list(family()) for family in [*EVERYWHERE, *SOMEWHERE]}
 CELLS = [
     *((family.__name__, placement) for family in EVERYWHERE for placement in PLACEMENTS),
     *((family.__name__, placement) for family in SOMEWHERE for placement in FEW_PLACEMENTS),
-    *(("devices_of_nested_xmaps", placement) for placement in BOTH_FILLED),
 ]
 
 # ------------------------------------------------------------------------------ values: the matrix
@@ -447,7 +415,7 @@ def compute(placement, cases):
     """The results of cases under a placement, from one xmapped function."""
     used = sorted({name for case in cases for name in case.operands})
     mapped = xmap(
-        lambda values: tuple(case(JAX, values, placement.sizes) for case in cases),
+        lambda values: tuple(case(lax, values, placement.sizes) for case in cases),
         ({name: [*SHAPES[name][0], ...] for name in used},),
         tuple([*case.keep, ...] for case in cases),
         axis_sizes=dict(zip("ab", placement.sizes)),

@@ -487,6 +487,46 @@ def test_every_documented_name_exists():
     assert [path for path in sorted(mentioned) if not resolves(path)] == []
 
 
+# -------------------------------------------------------------------- what tests may import
+
+TESTS = {path.relative_to(ROOT / "tests"): path for path in (ROOT / "tests").rglob("*.py")}
+# Tests of what no public call shows, and two helpers.  All other tests ask by public calls.
+IMPORT_INTERNALS = """
+core/test_comparison.py core/test_fences.py core/test_nice_parts.py core/test_private_names.py
+helpers/forks.py helpers/process_faults.py install/test_removed_names.py tools/test_check.py
+tools/test_explain.py tools/test_leave.py tools/test_leave_edits.py tools/test_mapped.py
+"""
+
+
+def internal_imports(source):
+    """What a test imports of the package, other than its public names, modules and command."""
+    public = {"__main__", "__version__", *xmap_compat.__all__, *xmap_compat._MODULES}
+    for name in imported_modules(ast.parse(source)):
+        package, _, rest = name.partition(".")
+        if package == "xmap_compat" and rest and rest.split(".")[0] not in public:
+            yield name
+
+
+def test_most_tests_ask_by_public_calls():
+    found = [str(name) for name, path in TESTS.items() if [*internal_imports(path.read_text())]]
+    assert sorted(found) == IMPORT_INTERNALS.split()
+    assert len(found) <= 12
+
+
+INTERNAL = """
+from xmap_compat import _jax
+from xmap_compat.core import watch
+def f(): import xmap_compat.legacy.maps as maps
+import importlib; importlib.import_module('xmap_compat.tools.check.facts')
+"""
+PUBLIC = "import xmap_compat.testing\nfrom xmap_compat import lax, xmap\nfrom xmap_compat.random import NamedShape"
+
+
+def test_the_fence_around_tests_holds():
+    assert [line for line in INTERNAL.strip().splitlines() if not [*internal_imports(line)]] == []
+    assert [*internal_imports(PUBLIC)] == []
+
+
 # ------------------------------------------------------------------------------- leftovers
 
 WRITTEN = "xmap_compat/**/*.py tests/**/*.py examples/*.* benchmarks/*.py docs/**/*.md docs/*.py *.md *.py *.cfg"

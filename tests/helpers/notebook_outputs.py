@@ -1,12 +1,22 @@
 """What a notebook shows, compared with what it stores: numbers within a tolerance, errors by their type."""
 
+import contextlib
 import dataclasses
 import difflib
+import io
+import json
 import math
 import re
+import tempfile
+from pathlib import Path
 
-from xmap_compat.legacy.notebook import COLOURS, run_cells
+from xmap_compat.__main__ import main
 
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# A cell that prints the error of the cell before it, which IPython keeps.
+AFTER = """
+print("\\n=====", getattr(__import__("sys").__dict__.pop("last_type", None), "__name__", ""))
+"""
 RTOL, ATOL = 1e-5, 1e-8
 
 
@@ -24,9 +34,9 @@ def shown(outputs) -> CellOutput:
     texts, error, traceback = [], "", ""
     for output in outputs:
         if output["output_type"] == "stream" and output["name"] == "stdout":
-            texts.append(output["text"])
+            texts.append("".join(output["text"]))
         elif output["output_type"] in ("execute_result", "display_data"):
-            texts.append(output["data"].get("text/plain", "") + "\n")
+            texts.append("".join(output["data"].get("text/plain", "")) + "\n")
         elif output["output_type"] == "error":
             error, traceback = output["ename"], COLOURS.sub("", "\n".join(output["traceback"]))
     return CellOutput("".join(texts), error, traceback)
@@ -80,7 +90,26 @@ def difference(
 
 def differences(path, rtol=RTOL, atol=ATOL):
     """Run a notebook; how the output of each cell differs from the stored output, if it does."""
+    notebook = json.loads(Path(path).read_text())
+    cells, stored = [], []
+    for number, cell in enumerate(notebook["cells"], 1):
+        cells.append(cell)
+        if cell["cell_type"] == "code" and "".join(cell["source"]).strip():
+            after = {**cell, "id": f"after{number}", "source": AFTER, "outputs": []}
+            cells.append({**after, "metadata": {}})
+            stored.append((number, shown(cell["outputs"])))
+    found = _printed({**notebook, "cells": cells})
     return [
-        difference(shown(cell.outputs), shown(outputs), index + 1, rtol, atol)
-        for index, cell, outputs in run_cells(path)
+        difference(before, CellOutput(*now), number, rtol, atol)
+        for (number, before), now in zip(stored, found, strict=True)
     ]
+
+
+def _printed(notebook):
+    """What each cell shows under ``python -m xmap_compat``, and its error."""
+    printed = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(printed):
+        path = Path(folder) / "notebook.ipynb"
+        path.write_text(json.dumps(notebook))
+        assert main([str(path)]) == 0
+    return re.findall(r"(?s)(.*?)\n===== (\w*)\n", printed.getvalue())

@@ -266,7 +266,9 @@ def test_a_result_whose_copies_differ_is_compared_device_by_device():
     differs = jax.shard_map(lambda: jax.lax.axis_index("y")[None], **specs)()
     # A sum over y that an edit forgets: the first copy may be right.
     whole = jax.device_put(np.zeros(2, np.int32), jax.sharding.NamedSharding(mesh, jax.P("x")))
-    found, expected = (recorded_calls.named("a result", array) for array in (differs, whole))
+    found, expected = (
+        recorded_calls.arrays_by_path("a result", array) for array in (differs, whole)
+    )
     assert [*found] == ["a result", "a result on device 1", "a result on device 3"]
     assert "the results are ['a result', 'a result on" in recorded_calls.difference(found, expected)
     assert recorded_calls.difference(found, found) == ""
@@ -628,7 +630,7 @@ def test_a_program_that_ends_otherwise_verifies_nothing(how, tmp_path, monkeypat
 
 def test_a_line_says_that_a_run_goes_on_and_one_that_hangs_is_killed(tmp_path, monkeypatch, capsys):
     left = leaving(tmp_path, monkeypatch)
-    monkeypatch.setattr(two_runs, "EVERY", 0.2)
+    monkeypatch.setattr(two_runs, "PROGRESS_SECONDS", 0.2)
     monkeypatch.setattr(two_runs, "_ENTRY", "import time; time.sleep(60)  # {0}")
     assert left.execute(left.task_in("second"), "replaying", limit=0.1) < 0
     assert "leave: replaying, 0 s\n" in capsys.readouterr().err

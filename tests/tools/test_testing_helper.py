@@ -1,10 +1,10 @@
 """``xmap_compat.testing`` finds what an assignment changes, names it, and passes what is right.
 
-Wrong programs are planted: rules of collectives that err on devices, and functions that see how they are traced.
+Wrong programs are planted: functions that see how they are traced.
 The enumeration of assignments is compared with one written out by hand, and with its own laws.
 """
 
-import dataclasses
+import contextlib
 import itertools
 import math
 import operator
@@ -17,7 +17,6 @@ import pytest
 from jax import lax
 
 from xmap_compat import Mesh, SerialLoop, testing, xmap
-from xmap_compat.core import batch, collectives, parameters
 
 DEVICES = np.array(jax.devices())
 MESH42 = Mesh(DEVICES.reshape(4, 2), ("x", "y"))
@@ -34,23 +33,10 @@ def centred_mapped(**options):
     return xmap(centred, ["i", "j", ...], {"rows": ["i", "j", ...], "total": ROWS}, **options)
 
 
-@pytest.fixture
-def wrong_on_devices(monkeypatch):
-    """Plant an error in a collective where its axis is split over devices: ``wrong_on_devices('psum', change)``."""
-
-    def plant(primitive, change):
-        rule = collectives.COLLECTIVES[primitive]
-
-        def translate(view, params, *operands):
-            right = rule.translate(view, params, *operands)
-            if not view.mesh_axes_of(parameters.axis_names(params)):
-                return right
-            return batch.apply_positional(view, change, right)
-
-        replaced = dataclasses.replace(rule, translate=translate)
-        monkeypatch.setitem(collectives.COLLECTIVES, primitive, replaced)
-
-    return plant
+def wrong_when_assigned(change, right=2):
+    """A function that is right where it is traced without an assignment, first, and errs later."""
+    traces = itertools.count()
+    return lambda x: x if next(traces) < right else change(x)
 
 
 # ------------------------------------------------------------------- what is right passes
@@ -116,9 +102,9 @@ def test_complex_arguments_have_derivatives():
 # ------------------------------------------------------------------ what is wrong is found
 
 
-def test_a_planted_error_is_found_and_described(wrong_on_devices):
-    wrong_on_devices("psum", lambda x: x.at[1].add(0.5))
-    f = xmap(lambda x: {"sum": lax.psum(x, "i")}, ROWS, {"sum": {}})
+def test_a_planted_error_is_found_and_described():
+    planted = wrong_when_assigned(lambda x: x.at[1].add(1 / 16), right=1)
+    f = xmap(lambda x: {"sum": lax.psum(planted(x), "i")}, ROWS, {"sum": {}})
     ones = np.ones((8, 3), np.float32)
     with pytest.raises(AssertionError) as caught:
         testing.check_assignments(f, ones, only=[{}, {"i": "y"}], mesh=MESH42)
@@ -128,20 +114,22 @@ def test_a_planted_error_is_found_and_described(wrong_on_devices):
     assert re.search(r"Max absolute difference.*: 0\.5", message)
 
 
-def test_a_planted_error_is_found_by_the_default_choice(wrong_on_devices):
-    wrong_on_devices("axis_index", lambda k: k + 1)
-    f = xmap(lambda x: x * lax.axis_index("j"), ["i", "j"], ["i", "j"])
+def test_a_planted_error_is_found_by_the_default_choice():
+    planted = wrong_when_assigned(lambda k: k + 1)
+    f = xmap(lambda x: x * planted(lax.axis_index("j")), ["i", "j"], ["i", "j"])
     with pytest.raises(AssertionError, match=r"axis_resources=.*'j': .* changes result"):
         testing.check_assignments(f, X[..., 0], mesh=MESH42)
 
 
-def test_a_wrong_derivative_alone_is_found(wrong_on_devices):
-    wrong_on_devices("psum", lambda x: 3 * x - 2 * lax.stop_gradient(x))
-    f = xmap(lambda x, w: lax.psum(x * w, "i"), (ROWS, {}), {})
-    args = X[:, 0], X[0, 0]
-    assert testing.check_assignments(f, *args, mesh=MESH42)
-    with pytest.raises(AssertionError, match=r"changes the derivative for args\[0\]"):
-        testing.check_assignments(f, *args, mesh=MESH42, derivatives=True)
+@pytest.mark.parametrize("derivatives", [False, True])
+def test_a_wrong_derivative_alone_is_found(derivatives):
+    planted = wrong_when_assigned(lambda x: 3 * x - 2 * lax.stop_gradient(x))
+    f = xmap(lambda x, w: lax.psum(planted(x * w), "i"), (ROWS, {}), {})
+    found = contextlib.nullcontext()
+    if derivatives:
+        found = pytest.raises(AssertionError, match=r"changes the derivative for args\[0\]")
+    with found:
+        testing.check_assignments(f, X[:, 0], X[0, 0], mesh=MESH42, derivatives=derivatives)
 
 
 def seen_differently():
@@ -181,12 +169,12 @@ def test_other_differences(results, message):
         testing.check_assignments(f, X[:, 0], mesh=MESH42, reference=reference)
 
 
-def test_an_error_under_an_assignment_is_a_difference(wrong_on_devices):
+def test_an_error_under_an_assignment_is_a_difference():
     def fail(x):
         raise RuntimeError("planted")
 
-    wrong_on_devices("psum", fail)
-    f = xmap(lambda x: lax.psum(x, "i"), ROWS, {})
+    planted = wrong_when_assigned(fail)
+    f = xmap(lambda x: lax.psum(planted(x), "i"), ROWS, {})
     with pytest.raises(
         AssertionError, match=r"axis_resources=.*'i'.* raises RuntimeError: planted"
     ):
@@ -323,9 +311,9 @@ def test_a_check_that_would_try_nothing_is_refused():
     )
 
 
-def test_an_error_says_what_was_tried_before(wrong_on_devices):
-    wrong_on_devices("psum", lambda x: 2 * x)
-    f = xmap(lambda x: lax.psum(x, "i"), ROWS, [...])
+def test_an_error_says_what_was_tried_before():
+    planted = wrong_when_assigned(lambda x: 2 * x, right=1)
+    f = xmap(lambda x: lax.psum(planted(x), "i"), ROWS, [...])
     with pytest.raises(AssertionError) as caught:
         testing.check_assignments(f, X, mesh=MESH42, only=[{}, {"i": "y"}, {"i": "x"}])
     assert "2 of 3 were tried. Without a difference: [{}]" in caught.value.__notes__

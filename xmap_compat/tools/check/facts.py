@@ -15,7 +15,7 @@ class NoJax(Exception):
     """JAX cannot be imported in this environment."""
 
 
-def ask(names: Iterable[str]) -> tuple[str, set[str]]:
+def release_and_lacking(names: Iterable[str]) -> tuple[str, set[str]]:
     """The release of JAX, and which names it lacks.
 
     Args:

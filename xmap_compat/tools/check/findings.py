@@ -58,7 +58,7 @@ def check(paths: Sequence[Path]) -> Checked:
     for program in progress(programs, "files"):
         uses.append(_UsesOfProgram(program, missing[program.path]))
     asked = [name for use in uses for name in use.nodes_by_name]
-    release, lacking = facts.ask(asked)
+    release, lacking = facts.release_and_lacking(asked)
     found: list[Finding] = []
     for use in uses:
         found += use.findings(lacking, release)
@@ -82,19 +82,19 @@ class _UsesOfProgram:
             if name.startswith("jax."):
                 self.nodes_by_name[name].append(node)
         by_end: dict[Any, ast.AST] = {}
-        put_there = set()  # by the program itself, into JAX
+        set_by_program = set()  # names that the program puts into JAX
         for node in self._names.nodes:
             if isinstance(node, ast.Attribute):
                 by_end[node.end_lineno, node.end_col_offset] = node
                 if not isinstance(node.ctx, ast.Load):
-                    put_there.add(self._names.dotted(node))
+                    set_by_program.add(self._names.dotted(node))
         for line, column, name in missing:
             before = self._lines[line - 1][: column - 1]
             reader = by_end.get((line, len(before.encode())))
             is_of_another_array = name.startswith("jax.Array.") and not removed_names.known(name)
             if reader is not None and not is_of_another_array:
                 self.nodes_by_name[name].append(reader)
-        for name in put_there:
+        for name in set_by_program:
             self.nodes_by_name.pop(name, None)
 
     def findings(self, lacking: set[str], jax: str) -> Iterator[Finding]:

@@ -160,16 +160,16 @@ class ProgramFiles:
         renamings: dict[str, Renaming] = {}
         for path, source in self.sources.items():
             renaming = Renaming(source.names, source.lines, OLD_PREFIXES, self.exported)
-            self._ask(source, renaming, stays, installs)
+            self._rename_names(source, renaming, stays, installs)
             renamings[path] = renaming
         for c in patched:
-            self._ask_xmap(self.sources[c.file], renamings[c.file], c)
-        asked = {path for path, renaming in renamings.items() if renaming.is_asked}
-        self.helper.settle(sorted(asked))
+            self._rename_xmap(self.sources[c.file], renamings[c.file], c)
+        edited = {path for path, renaming in renamings.items() if renaming.has_edits}
+        self.helper.choose_place(sorted(edited))
         texts = {}
         self.functions: set[str] = set()
         for path, renaming in renamings.items():
-            self.functions |= renaming.asked_of("h")
+            self.functions |= renaming.names_from("h")
             renaming.homes = {"h": self.helper.module_for(path)}
             texts[path] = applied(self.files[path], path, renaming.edits())
         texts, needs = _modernized(texts)
@@ -181,7 +181,12 @@ class ProgramFiles:
                         needs.append(f"{alias.name} of {os.path.basename(path)}:{alias.lineno}")
         return texts, needs
 
-    def _ask(self, source: Source, renaming: Renaming, stays: bool, installs: bool) -> None:
+    def _rename_names(
+        self, source: Source, renaming: Renaming, stays: bool, installs: bool
+    ) -> None:
+        """Rename functions that name an axis, and names of old modules; remove calls of
+        ``install()`` and options of xmap that nothing needs.
+        """
         for node, function in source.functions.items():
             renaming.rename(node, f"{{h:{function}}}")
         for value in source.layers:
@@ -199,7 +204,7 @@ class ProgramFiles:
             elif name in names and isinstance(node.ctx, ast.Load):
                 renaming.rename(node, names[name])
 
-    def _ask_xmap(self, source: Source, renaming: Renaming, c: XmapCall) -> None:
+    def _rename_xmap(self, source: Source, renaming: Renaming, c: XmapCall) -> None:
         """``xmap(`` becomes ``mapped(``, or a ``partial`` function of it."""
         callee = self._callee(c)
         call: Any = source.names.parents[callee]

@@ -26,7 +26,7 @@ UNEDITED = (
     "{where} names an axis in a call that stays, and a mesh axis has the same name: the call would "
     "reduce a part. Rename one of them"
 )
-ON_ONE = (
+SHARED_MESH_AXIS = (
     "its axes {name} and {other} are on one mesh axis, {mesh_axis}, and a collective over one "
     "may reduce the other: give one of them another resource, or none"
 )

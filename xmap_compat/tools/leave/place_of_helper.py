@@ -38,8 +38,8 @@ class Helper:
                 self.package = self._package(path)
                 self.is_there = True
 
-    def settle(self, edited: Sequence[str]) -> None:
-        """Find its place: where it is, or in the package of the first module that is edited, or
+    def choose_place(self, edited: Sequence[str]) -> None:
+        """Choose its place: where it is, or in the package of the first module that is edited, or
         beside that module.
         """
         for path in edited:

@@ -54,10 +54,12 @@ class RecordedCall(NamedTuple):
             leaves.append(array)
         args = jax.tree.unflatten(structure, leaves)
         if not self.differentiated:
-            return named("the result", function(*args))
+            return arrays_by_path("the result", function(*args))
         results, pull = jax.vjp(function, *args)
         gradients = pull(jax.tree.map(_cotangent, results))
-        return named("the result", results) | named("the gradient of args", gradients)
+        return arrays_by_path("the result", results) | arrays_by_path(
+            "the gradient of args", gradients
+        )
 
 
 # The functions below import JAX late: they run when the program has imported it, and may have set
@@ -117,7 +119,7 @@ def _cotangent(leaf: Any) -> Any:
     return np.zeros(leaf.shape, jax.dtypes.float0)
 
 
-def named(what: str, results: Any) -> dict[str, np.ndarray]:
+def arrays_by_path(what: str, results: Any) -> dict[str, np.ndarray]:
     """The arrays by their paths.  Where copies on devices differ from the whole, these copies
     too.
     """

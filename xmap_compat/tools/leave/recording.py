@@ -141,7 +141,7 @@ class Recorder:
         self.is_over = True
         xmap_calls = [*self.xmap_calls.values()]
         for c in xmap_calls:
-            traced_calls.learn(c, self.declared[c.number], self.traces)
+            traced_calls.note_decisions(c, self.declared[c.number], self.traces)
         for noted in self.noted:
             self.repeat(xmap_calls[noted.call.number], noted)
         found = FirstRun(xmap_calls, self.files(), ended)

@@ -26,12 +26,12 @@ from xmap_compat.tools.programs import add_program, program_arguments
 from xmap_compat.tools.source.layout import NOTEBOOK, text_as_python
 
 MOST_LINES = 20  # of the output of a run that ends otherwise
-EVERY = 5.0  # seconds, a line says that a run goes on
+PROGRESS_SECONDS = 5.0  # between the lines that say that a run goes on
 _ENTRY = (
     "import pickle, sys; from xmap_compat.tools.leave import {0}; "
     "{0}.main(pickle.load(open(sys.argv[1], 'rb')))"
 )
-HOME = str(Path(__file__).resolve().parents[3])
+PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -185,7 +185,7 @@ class Leaving:
         The output of the program with xmap is shown, that of the edited one goes into a file.
         """
         Path(task["task"]).write_bytes(pickle.dumps(task))
-        path = os.pathsep.join(filter(None, [HOME, os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
         # XLA warns of arrays that only the recorder places.
         environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
         command = [sys.executable, "-c", _ENTRY.format(module), task["task"]]
@@ -199,7 +199,7 @@ class Leaving:
             )
             while True:
                 try:
-                    return process.wait(EVERY)
+                    return process.wait(PROGRESS_SECONDS)
                 except subprocess.TimeoutExpired:
                     took = time.monotonic() - begun
                     print(f"leave: {module}, {took:.0f} s", file=sys.stderr, flush=True)

@@ -90,11 +90,11 @@ class Renaming:
         self.cover(statement)
 
     @property
-    def is_asked(self) -> bool:
+    def has_edits(self) -> bool:
         return bool(self._renamed or self._written)
 
-    def asked_of(self, module: str) -> set[str]:
-        """The names of a module that the new texts have."""
+    def names_from(self, module: str) -> set[str]:
+        """The names of a module that the new texts contain."""
         texts = [*self._renamed.values(), *(edit.text for edit in self._written)]
         tokens = TOKEN.findall(" ".join(texts))
         return {name for home, name in tokens if home == module}
