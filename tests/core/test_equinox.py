@@ -157,7 +157,7 @@ def check(name, use, resources):
 QUICK = ["error_if", "branched_error_if", "unvmapped", "in a branch", "checkpointed", "bounded"]
 QUICK_CASES = [(name, "value") for name in [*QUICK, "jitted layers"]]
 QUICK_CASES += [(name, "gradient from outside") for name in ("checkpointed", "bounded", "error_if")]
-QUICK_CASES += [("checkpointed", "gradient inside"), ("conjugate gradients", "value")]
+QUICK_CASES += [("conjugate gradients", "value")]
 OTHERS = [(name, use) for name in BODIES for use in USES if name != "lax" or use == "value"]
 
 
@@ -167,10 +167,15 @@ def test_small_programs(name, use, resources):
     check(name, use, resources)
 
 
-@pytest.mark.parametrize(
-    ("name", "use"), [("recursive checkpoints", "value"), ("root_find", "gradient from outside")]
-)
-def test_solvers(name, use):
+FEWER_CASES = [
+    ("checkpointed", "gradient inside"),
+    ("recursive checkpoints", "value"),
+    ("root_find", "gradient from outside"),
+]
+
+
+@pytest.mark.parametrize(("name", "use"), FEWER_CASES)
+def test_programs_under_one_assignment(name, use):
     check(name, use, {"i": "x"})
 
 

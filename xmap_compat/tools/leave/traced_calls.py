@@ -15,8 +15,8 @@ _COARSE = re.compile(r"\b(bf16|f16|f8_\w+)\[")  # types in the text of a program
 def note_decisions(
     c: XmapCall, declared: Sequence[Any], traces: Mapping[int, Sequence[Any]]
 ) -> None:
-    """Note in an xmap call what its declarations say, and what was decided about the traced calls of
-    each, which ``traces`` has by the declaration's id.
+    """Note in an xmap call what its declarations say, and what was decided about their traced
+    calls, which ``traces`` has by the declaration's id.
     """
     for each in declared:
         c.axes |= {*each.names}
