@@ -253,11 +253,10 @@ def run_commands(text):
             *arguments[2 * ours :],
             cwd=Path.cwd(),
             plain=not ours,
-            warn="ignore" if ours else "default",  # of an old program, the page shows one
+            warn="error" if ours else "default",  # of an old program, the page shows one
             XLA_FLAGS=os.environ["XLA_FLAGS"],
         )
-        warned = "" if ours and done.returncode == 0 else done.stderr
-        found = f"{done.stdout}{warned}"
+        found = f"{done.stdout}{done.stderr}"
         assert agrees(shown, found), f"$ {command}\n{found}"
 
 
