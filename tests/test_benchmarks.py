@@ -182,6 +182,8 @@ Elements are turned before they are sent, there and back:
 flip inside
 XLA stores a quotient that else is a product at each use, and copies results to add a dimension:
 softmax outside, softmax inside, pbroadcast outside, sequence scan, sequence checkpoint in scan
+The same collectives, which XLA orders otherwise, so that it keeps the gathered array once more (jax 0.12):
+take outside
 """
 
 
