@@ -208,7 +208,9 @@ def installed():
 @pytest.fixture
 def asked_in_forks(monkeypatch):
     """``check`` looks up names in forks, each of which takes a tenth of the time of a new process."""
-    monkeypatch.setattr("xmap_compat.tools.check.facts.ask", forks.ask)
+    monkeypatch.setattr(
+        "xmap_compat.tools.check.facts.release_and_lacking", forks.release_and_lacking
+    )
 
 
 @pytest.fixture

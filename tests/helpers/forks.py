@@ -32,8 +32,8 @@ def run(*arguments, cwd, plain=False, warn="error", **variables):
     )
 
 
-def ask(names):
-    """What ``facts.ask`` of the package answers, in a fork in place of a process that imports JAX."""
+def release_and_lacking(names):
+    """What ``facts.release_and_lacking`` of the package answers, in a fork in place of a process that imports JAX."""
     done = _ask("facts", sorted(names), os.getcwd(), "ignore")
     release, lacking = json.loads(done.stdout)
     return release, set(lacking)

@@ -323,7 +323,10 @@ def test_a_terminal_shows_the_progress(tmp_path, monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
-    for number in range(25):
+    for file in ("part/a.py", "part/b.py", ".hidden/c.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("import jax\n")
+    for number in range(23):
         (tmp_path / f"m{number}.py").write_text("import jax\n")
     assert xmap_compat.__main__.main(["check", str(tmp_path)]) == 0
     last = terminal.getvalue().split("\r")[-1]

@@ -628,6 +628,13 @@ def test_a_program_that_ends_otherwise_verifies_nothing(how, tmp_path, monkeypat
     assert all(words in problem for problem in problems.values())
 
 
+def test_a_first_run_whose_process_dies_is_refused(tmp_path, monkeypatch):
+    left = leaving(tmp_path, monkeypatch)
+    monkeypatch.setattr(left, "execute", lambda task, module: 3)
+    with pytest.raises(patch.Refused, match="ended its process with exit code 3"):
+        left.first_run()
+
+
 def test_a_line_says_that_a_run_goes_on_and_one_that_hangs_is_killed(tmp_path, monkeypatch, capsys):
     left = leaving(tmp_path, monkeypatch)
     monkeypatch.setattr(two_runs, "PROGRESS_SECONDS", 0.2)
