@@ -62,6 +62,8 @@ class Renaming:
                 self._imports.append(node)
             else:
                 self._texts.add(text_of(node))
+        if self._loads.keys() & {"exec", "eval"}:
+            self._texts.update(re.findall(r"\w+", " ".join(self._texts)))
 
     # ---- what is asked for
 
@@ -85,8 +87,7 @@ class Renaming:
         self._covered.update(ast.walk(node))
 
     def remove(self, statement: ast.stmt) -> None:
-        parent = self.names.parents[statement]
-        self._written.append(in_place_of(statement, parent, self.lines, []))
+        self._written.append(in_place_of(statement, self.names.parents[statement], self.lines, []))
         self.cover(statement)
 
     @property
@@ -103,8 +104,6 @@ class Renaming:
 
     def edits(self) -> list[Edit]:
         """All edits of the file; none if nothing was asked for, and no import of it is dropped."""
-        if not self.tree.body:
-            return []
         self._now = {statement: self._of_statement(statement) for statement in self._imports}
         self._taken = self._taken_names()
         self._new: set[_Import] = set()
@@ -145,15 +144,15 @@ class Renaming:
     def stays(self, node: ast.AST) -> bool:
         """Whether a node or a part of an import is as it was."""
         if isinstance(node, ast.alias):
-            is_reimported = node in self._reimported
-            return not is_reimported and not self._goes(self.names.parents[node], node)
+            goes = self._goes(self.names.parents[node], node)
+            return not (goes or node in self._reimported)
         return node not in self._covered
 
     def _goes(self, statement: Any, alias: ast.alias) -> bool:
         """Whether nothing needs a part of an import any more."""
         home = getattr(statement, "module", "")
         imported = f"{home}.{alias.name}.".lstrip(".")
-        is_dropped = bool(self.dropped) and imported.startswith(self.dropped)
+        is_dropped = imported.startswith(self.dropped)
         local = alias.asname or alias.name
         if "." in local:
             attributes = self._attributes - self._covered
