@@ -60,14 +60,15 @@ def _ask(kind, content, cwd, warn, variables=None):
     return subprocess.CompletedProcess(content, code, *texts)
 
 
+def inherited():
+    """The variables of this process; of the tests' own settings of JAX only the cache of compiled programs."""
+    own = ("JAX_", "XLA_", "PYTEST_")
+    return {k: v for k, v in os.environ.items() if k.startswith(CACHE) or not k.startswith(own)}
+
+
 @functools.cache
 def _server():
-    environment = {
-        k: v
-        for k, v in os.environ.items()
-        if k.startswith(CACHE) or not k.startswith(("JAX_", "XLA_", "PYTEST_"))
-    }
-    environment.update(JAX_PLATFORMS="cpu", OPENBLAS_NUM_THREADS="1")
+    environment = {**inherited(), "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", __file__]
     server = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

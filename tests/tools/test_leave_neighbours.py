@@ -3,16 +3,15 @@
 Their oracle is NumPy: each program compares its numbers with it, before and after each edit.
 """
 
+import functools
 import itertools
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import textwrap
 
 import forks
 import pytest
+import subprocesses
 import without_package
 
 OURS = {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
@@ -141,23 +140,7 @@ def write(folder, **files):
         path.write_text(textwrap.dedent(text).lstrip("\n"))
 
 
-def run(*arguments, cwd, **variables):
-    """A Python process with 8 devices, without the optimizations of XLA."""
-    kept = {
-        k: v
-        for k, v in os.environ.items()
-        if k.startswith(forks.CACHE) or not k.startswith(("JAX_", "XLA_", "PYTEST_"))
-    }
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env={**kept, **QUICKLY, "JAX_PLATFORMS": "cpu", **variables},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-
-
+run = functools.partial(subprocesses.run, warn="ignore", JAX_PLATFORMS="cpu", **QUICKLY)
 WITHOUT = without_package.__file__
 
 

@@ -447,10 +447,10 @@ def test_a_hand_written_shard_map_and_a_vmap_in_it_call_the_same_functions():
     x = rows(16)
 
     def on_device(v):
-        over_it = functools.partial(jax.vmap, axis_name="in it")
-        sums = over_it(lambda w: helper.psum(w, "in it"))(v)
-        dots = over_it(lambda w: helper.pdot(w, w, "in it"))(v)
-        return v - helper.pmean(v, "z"), sums, dots
+        over_it = jax.vmap(
+            lambda w: (helper.psum(w, "in it"), helper.pdot(w, w, "in it")), axis_name="in it"
+        )
+        return v - helper.pmean(v, "z"), *over_it(v)
 
     spec = PartitionSpec("z")
     with on_mesh(1, 1, 8):
