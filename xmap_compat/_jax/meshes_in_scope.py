@@ -156,8 +156,18 @@ def context_of(mesh: AnyMesh) -> Iterator[None]:
     current = jax.sharding.get_abstract_mesh()
     if not current.empty:
         current = mesh.abstract_mesh
-    with jax.sharding.use_abstract_mesh(current):
+    with jax.sharding.use_abstract_mesh(current), _casting():
         yield
+
+
+def _casting() -> contextlib.AbstractContextManager[Any]:
+    """JAX casts operands to vary alike, also where ``jax.auto_pcast(False)`` (since 0.10.2) has
+    turned that off for the shard_maps of the user.
+    """
+    state = getattr(jax, "auto_pcast", None)
+    if state is None or state.value:
+        return contextlib.nullcontext()
+    return state(True)
 
 
 def mesh_to_stage(mesh: AnyMesh) -> AnyMesh:
