@@ -53,12 +53,7 @@ Resources: TypeAlias = Mapping[AxisName, Any] | None
 Positions: TypeAlias = int | Sequence[int]
 
 
-class _NotGiven:
-    def __repr__(self) -> str:
-        return "<not given>"
-
-
-NOT_GIVEN: Any = _NotGiven()
+NOT_GIVEN: Any = object()
 
 
 @overload

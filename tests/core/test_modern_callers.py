@@ -283,6 +283,22 @@ def test_what_xmap_returns_is_described_as_the_function():
     assert f.note == "kept" and vars(scaled) == {}
 
 
+def test_what_is_forgotten_is_traced_again():
+    traced = []
+
+    def noted(v):
+        traced.append(v.shape)
+        return v * 2
+
+    f = xmap(noted, ["i"], ["i"])
+    f(np.ones(3))
+    f(np.ones(3))
+    once = len(traced)
+    f.clear_cache()
+    np.testing.assert_array_equal(f(np.ones(3)), np.full(3, 2.0))
+    assert len(traced) == 2 * once
+
+
 class Network:
     def __init__(self, scale):
         self.scale = scale

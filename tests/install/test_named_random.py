@@ -156,6 +156,8 @@ def test_a_named_shape_tells_of_itself():
     assert list(shape.names) == ["i", "j"]
     assert list(shape.named_sizes) == [4, 5]
     assert shape == NamedShape(2, 3, j=5, i=4) != NamedShape(2, 3)
+    assert {shape, NamedShape(2, 3, j=5, i=4), NamedShape(2, 3), (2, 3)} == {shape, (2, 3)}
+    assert shape != 6
     assert repr(shape) == "NamedShape(2, 3, i=4, j=5)"
 
 

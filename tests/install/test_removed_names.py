@@ -506,6 +506,21 @@ def test_adapters_compute_what_the_old_functions_did(installed, call):
     assert np.asarray(found).dtype.kind == np.asarray(expected).dtype.kind
 
 
+def test_whether_jax_traces_is_asked_as_before(installed):
+    is_clean = get("jax.core.trace_state_clean")
+    assert is_clean()
+    assert jax.eval_shape(lambda v: v if is_clean() else 2 * v[:1], X).shape == (1,)
+
+
+def test_a_list_is_split_into_pieces_and_the_rest(installed):
+    assert get("jax.util.split_list")([1, 2, 3, 4], [1, 0]) == [[1], [], [2, 3, 4]]
+
+
+def test_an_array_that_jax_refuses_is_refused_in_its_words(installed):
+    with pytest.raises(ValueError, match=r"inhomogeneous|setting an array"):
+        jnp.array([[1], [2, 3]])
+
+
 @pytest.mark.parametrize("enable", [True, False])
 def test_the_contexts_of_double_precision(installed, enable):
     context = getattr(jax.experimental, "enable_x64" if enable else "disable_x64")()

@@ -262,6 +262,7 @@ def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path):
     checked = findings.check([tmp_path / "n.ipynb"])
     places = [(finding.cell, finding.line, finding.column) for finding in checked.findings]
     assert places == [(2, 2, 15), (4, 2, 9)]
+    assert str(checked.findings[0]).startswith(f"{tmp_path / 'n.ipynb'}:cell 2:2:15: jax.tree_map:")
     (fixed,) = editor.fixed(checked).contents.values()
     first = CELLS[1].replace("jax.tree_map", "jax.tree.map")
     second = CELLS[3].replace("tree_leaves", "tree.leaves")

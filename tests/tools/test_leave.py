@@ -25,6 +25,7 @@ from subprocesses import run
 
 from xmap_compat import xmap
 from xmap_compat.tools.leave import edits, patch, recorded_calls, report, two_runs
+from xmap_compat.tools.leave.place_of_helper import Helper
 from xmap_compat.tools.leave.recorded_calls import RecordedCall
 from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.replaying import Verifier
@@ -465,6 +466,13 @@ FILES = {
     "Latin-1": "# -*- coding: latin-1 -*-\n# \u00e9\nb = 2\n".encode("latin-1"),
     "a byte order mark": b"\xef\xbb\xbfa = 1\nb = 2\n",
 }
+
+
+def test_a_file_of_the_program_with_the_name_of_the_helper_is_not_overwritten(tmp_path):
+    path = tmp_path / "named_axes.py"
+    path.write_bytes(b"# \xe9 in Latin-1")
+    with pytest.raises(patch.Refused, match=r"named_axes.py is a file of the program.*rename it"):
+        Helper({str(path): "named_axes"}, str(tmp_path)).change({"psum"})
 
 
 @pytest.mark.parametrize("kind", FILES)

@@ -201,6 +201,8 @@ def test_all_assignments_of_one_axis():
     alone = [two, SerialLoop(8)]
     split = ["x", ("x", two), "y", ("y", two), ("y", SerialLoop(4))]
     assert looped == [*alone, *split, ("x", "y"), ("y", "x")]
+    of_nine = testing.assignments(**options | {"sizes": {"i": 9}}, loops=["i"])
+    assert [*of_nine] == [{"i": SerialLoop(3)}, {"i": SerialLoop(9)}]
 
 
 def entries(assignment):

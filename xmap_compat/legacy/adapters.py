@@ -200,17 +200,15 @@ def _array_or(array: Callable[..., Any]) -> Callable[..., Any]:
     """``jnp.array`` and ``asarray`` for which ``None`` is NaN."""
 
     @functools.wraps(array)
-    def array_of_none(*args, **kwargs):
+    def array_of_none(object, *args, **kwargs):
         try:
-            return array(*args, **kwargs)
+            return array(object, *args, **kwargs)
         except ValueError:
-            if not args:
-                raise
-            leaves, tree = jax.tree.flatten(args[0], is_leaf=_is_none)
+            leaves, tree = jax.tree.flatten(object, is_leaf=_is_none)
             if not any(map(_is_none, leaves)):
                 raise
         numbers = [np.nan if leaf is None else leaf for leaf in leaves]
-        return array(jax.tree.unflatten(tree, numbers), *args[1:], **kwargs)
+        return array(jax.tree.unflatten(tree, numbers), *args, **kwargs)
 
     return array_of_none
 

@@ -69,8 +69,8 @@ class Helper:
         existing = None
         if os.path.exists(self.path):
             before = Path(self.path).read_bytes()
-            existing = before.decode()
             if _OURS not in before:
                 raise Refused(messages.NOT_OURS.format(path=self.path))
+            existing = before.decode()
         new = helper_text(functions, existing).encode()
         return {} if new == before else {self.path: (before, new)}
