@@ -28,7 +28,7 @@ COMMANDS = {
     "explain": (
         "xmap_compat.tools.explain",
         "run a program, and print the plans of its xmaps",
-        "--brief train.py",
+        "train.py",
     ),
     "leave": (
         "xmap_compat.tools.leave.two_runs",

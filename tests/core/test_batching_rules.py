@@ -11,6 +11,7 @@ import placements
 import pytest
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.experimental import hijax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from tables import expressions
@@ -298,3 +299,50 @@ def test_branches_that_elements_take_differently_give_rules_what_vmap_gives_them
         return lax.cond(v > 0, total, jnp.sin, w) + v
 
     np.testing.assert_allclose(by_xmap(body, resources), by_vmap(body), rtol=1e-4, atol=1e-5)
+
+
+# ``HiPrim`` since 0.11.2.
+Operation = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive
+
+
+class TimesSine(Operation):
+    """An operation with types, and with its batching and derivative rules."""
+
+    def __init__(self, *types):
+        self.in_avals = types
+        self.out_aval = types[0]
+        self.params = {}
+        super().__init__()
+
+    def expand(self, v, w):
+        return v * jnp.sin(w)
+
+    def batch_dim_rule(self, axis, dims):
+        return 0
+
+    def batch(self, axis, args, dims):
+        return times_sine(*front(args, dims)), 0
+
+    def jvp(self, primals, tangents):
+        v, w = primals
+        t, u = tangents
+        return self(v, w), t * jnp.sin(w) + v * jnp.cos(w) * u
+
+
+def times_sine(v, w):
+    return TimesSine(jax.typeof(v), jax.typeof(w))(v, w)
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("y", "x")}], ids=str)
+def test_an_operation_of_hijax_has_its_values_and_derivatives(resources):
+    v = np.linspace(0, 1, 8, dtype=np.float32)
+
+    def body(v):
+        return times_sine(v, lax.psum(v, "i"))
+
+    with placements.mesh42():
+        mapped = xmap(body, ["i"], ["i"], axis_resources=resources)
+        found = jax.jvp(mapped, [v], [v])
+    np.testing.assert_allclose(found[0], v * np.sin(v.sum()), rtol=1e-5)
+    slopes = v * np.sin(v.sum()) + v * np.cos(v.sum()) * v.sum()
+    np.testing.assert_allclose(found[1], slopes, rtol=1e-5)

@@ -244,6 +244,7 @@ def test_each_command_has_a_help_with_an_example(tmp_path, command):
         (["check"], "the following arguments are required: PATH"),
         (["explain"], "error: no program is given"),
         (["explain", "nofile.py"], "error: no such file: nofile.py"),
+        (["explain", "n.ipynb"], "error: n.ipynb is a notebook: write the cells into a script"),
         (["explain", "--sorce", "d", "x.py"], "unrecognized arguments: --sorce"),
     ],
     ids=str,

@@ -208,3 +208,11 @@ def test_an_import_stays_for_the_file_that_takes_it(tmp_path):
     compat, user = "from jax.experimental import maps\n", "from compat import maps\nmaps.xmap\n"
     fixed = fixed_of({"compat": compat, "user": user}, tmp_path)
     assert fixed == {"compat": INSTALL + compat, "user": user}
+
+
+@pytest.mark.usefixtures("asked_in_forks")
+@pytest.mark.parametrize(("taken", "kept"), [("Mesh", "Mesh"), ("*", "Mesh, xmap")])
+def test_an_import_stays_for_the_file_that_only_imports_it(tmp_path, taken, kept):
+    lib, user = "from jax.experimental.maps import Mesh, xmap\n", f"from lib import {taken}\n"
+    fixed = fixed_of({"lib": lib, "user": user}, tmp_path)
+    assert fixed == {"lib": f"from xmap_compat import {kept}\n", "user": user}

@@ -34,7 +34,10 @@ def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[st
     if eqn.primitive.name == "pallas_call" and not params["interpret"]:
         params["out_avals"] = tuple(varying_like(aval, mesh_axes) for aval in params["out_avals"])
     if _needs_plain_types(eqn, params, mesh_axes):
-        return untyped_call_p, {"jaxpr": jaxpr_of_equation(eqn)}
+        jaxpr = jaxpr_of_equation(eqn)
+        # Before 0.11.2 an operation of jax.experimental.hijax can only be bound as it is.
+        if not jaxpr.is_high:
+            return untyped_call_p, {"jaxpr": jaxpr}
     return eqn.primitive, params
 
 

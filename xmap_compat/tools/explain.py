@@ -35,6 +35,8 @@ def main(options: argparse.Namespace) -> int | None:
     program = program_arguments(options)
     if not program:
         options.error("no program is given")
+    if program[0].endswith(".ipynb"):
+        options.error(f"{program[0]} is a notebook: write the cells into a script")
     if program[0] != "-m" and not os.path.exists(program[0]):
         options.error(f"no such file: {program[0]}")
     report = Report(sys.stdout)  # the program may change its sys.stdout

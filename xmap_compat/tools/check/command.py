@@ -79,6 +79,7 @@ def _write(fixed: editor.Fixed, is_written: bool) -> None:
             path.write_bytes(new)
             print(f"rewritten: {path}")
         else:
-            before = read(path).text.splitlines(True)
-            after = read(path, new).text.splitlines(True)
-            sys.stdout.writelines(difflib.unified_diff(before, after, str(path), str(path), n=1))
+            before = read(path).text.split("\n")
+            after = read(path, new).text.split("\n")
+            lines = difflib.unified_diff(before, after, str(path), str(path), n=1, lineterm="")
+            print(*lines, sep="\n")

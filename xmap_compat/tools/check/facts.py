@@ -57,11 +57,9 @@ def _has(at: Callable[[str], Any], name: str) -> bool:
 def _takes(function: Any, keyword: str) -> bool:
     """Whether a function takes a keyword, as its signature says."""
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return True
-    try:
-        signature.bind_partial(**{keyword: None})
+        inspect.signature(function).bind_partial(**{keyword: None})
     except TypeError:
         return False
+    except ValueError:
+        pass  # it has none
     return True

@@ -32,13 +32,13 @@ class Finding:
     guarded: bool = False  # whether the program is ready for it: then it fails nowhere
 
     def __str__(self) -> str:
-        place = f"{self.path}:{self.line}:{self.column}"
+        place = f"{self.line}:{self.column}"
         if self.cell:
-            place = f"{self.path}:cell {self.cell}:{self.line}:{self.column}"
+            place = f"cell {self.cell}:{place}"
         remedy = self.gone.remedy
         if self.guarded:
             remedy = "guarded by a try or a test"
-        return f"{place}: {self.gone.name}: {remedy}"
+        return f"{self.path}:{place}: {self.gone.name}: {remedy}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ adapter jax.interpreters.pxla.thread_resources -> {INSTALL}
 absent  jax.Array.device_buffer -> x.addressable_data(0)
 absent  jax.Array.device_buffers -> x.addressable_shards
 absent  jax.Array.to_py -> numpy.asarray(x)
+absent  jax.Array.block_host_until_ready -> x.block_until_ready()
 absent  jax.Array.copy_to_device -> jax.device_put(x, device)
 """
 # Modules that are gone as a whole.

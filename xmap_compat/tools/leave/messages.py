@@ -20,7 +20,10 @@ STILL_NEEDS = "The program still needs xmap_compat, for {}"
 NOT_OF_THE_PROGRAM = (
     "it is in generated code or in another package, {file}: write it into a file of the program"
 )
-NO_XMAP_HERE = "no call of xmap is in this line: write `xmap(...)` where it is made"
+NO_XMAP_HERE = (
+    "no call of xmap is in this line: import xmap in this file, and write `xmap(...)` where it is "
+    "made"
+)
 NOT_MADE = "this run does not make it: leave the program that does"
 UNEDITED = (
     "{where} names an axis in a call that stays, and a mesh axis has the same name: the call would "

@@ -64,12 +64,14 @@ class Names:
         return imported
 
     def taken_from(self, is_meant: Callable[[str], bool]) -> set[str]:
-        """The names that this file takes from modules that ``is_meant`` picks."""
+        """The names that this file takes from modules that ``is_meant`` picks; ``*`` for all."""
         found = set()
         for node in self.nodes:
-            module, _, name = self.imported_name(node).rpartition(".")
-            if is_meant(module):
-                found.add(name)
+            imported = [meant for _, meant in imported_names(node)]
+            for dotted in [self.imported_name(node), *imported]:
+                module, _, name = dotted.rpartition(".")
+                if is_meant(module):
+                    found.add(name)
         return found
 
     def meaning(self, name: str) -> Any:

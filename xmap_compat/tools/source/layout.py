@@ -98,11 +98,10 @@ def first_of_jax(tree: ast.Module) -> ast.stmt:
         text = ast.unparse(statement)
         if re.search(r"(?m)^\s*(from|import) .*\b(jax|xmap_)", text):
             return statement
-        if not isinstance(statement, ast.Expr) and "__future__" not in text:
+        is_docstring = text.startswith(("'", '"'))
+        if not is_docstring and "__future__" not in text:
             others.append(statement)
-    if others:
-        return others[0]
-    return tree.body[-1]
+    return others[0]
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
