@@ -67,8 +67,8 @@ class Names:
         """The names that this file takes from modules that ``is_meant`` picks; ``*`` for all."""
         found = set()
         for node in self.nodes:
-            imported = [meant for _, meant in imported_names(node)]
-            for dotted in [self.imported_name(node), *imported]:
+            imported = dict(imported_names(node))
+            for dotted in [self.imported_name(node), *imported.values()]:
                 module, _, name = dotted.rpartition(".")
                 if is_meant(module):
                     found.add(name)
