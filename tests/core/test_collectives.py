@@ -54,10 +54,6 @@ class Placement(NamedTuple):
         return hash(str(self))
 
 
-BOTH_FILLED = [
-    Placement({"a": "x", "b": "y"}, sizes=(4, 2)),
-    Placement({"a": "y", "b": "x"}, sizes=(2, 4)),
-]
 PLACEMENTS = [
     Placement({}),
     Placement({"a": "x"}),
@@ -72,7 +68,7 @@ PLACEMENTS = [
     Placement({"a": ("o", "x"), "b": "y"}, mesh="4x1x2"),
     Placement({"a": ("y", "o", "x")}, mesh="4x1x2"),
     Placement({"a": "x", "b": "y"}, sizes=FILLS_X),
-    BOTH_FILLED[0],
+    Placement({"a": "x", "b": "y"}, sizes=(4, 2)),
     Placement({"a": "o", "b": ("y", "x")}, sizes=(1, 8), mesh="4x1x2"),
 ]
 FEW_PLACEMENTS = [PLACEMENTS[k] for k in (0, 1, 4, 6, 8, 12)]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from random_programs import assignments, programs
 
 HERE = pathlib.Path(__file__).parents[1]
-RANDOM_PROGRAMS = 3
+RANDOM_PROGRAMS = 6
 
 
 def drawn_programs(count):

@@ -123,7 +123,7 @@ def _serve():
     if request["kind"] == "facts":
         _print_facts(content)
     if content[0] == "leave":
-        _facts().ask = _facts()._answer  # this is a new process already
+        _facts().release_and_lacking = _facts()._answer  # this is a new process already
     return main(content)
 
 

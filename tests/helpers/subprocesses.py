@@ -6,7 +6,7 @@ import sys
 from forks import inherited
 
 
-def run(*arguments, cwd, warn="error", **variables):
+def run(*arguments, cwd, warn="error", seconds=120, **variables):
     """A Python process with warnings as errors; the tests' own settings of JAX do not reach it."""
     command = [sys.executable, "-W", warn, *map(str, arguments)]
     return subprocess.run(
@@ -15,5 +15,5 @@ def run(*arguments, cwd, warn="error", **variables):
         env={**inherited(), **variables},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=seconds,
     )

@@ -274,10 +274,13 @@ def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path):
 
 
 def test_fix_keeps_what_it_does_not_change_and_lists_what_is_left(tmp_path):
-    source = b"# coding: latin-1\r\nimport jax\r\nx = '\xe9'; jax.tree_map(abs, [-1])\r\njax.nonsense\r\n"
+    source = (
+        b"# coding: latin-1\r\nimport jax\r\nx = '\xe9'; jax.tree_map(abs, [-1])\r\njax.nonsense"
+    )
     (tmp_path / "p.py").write_bytes(source)
     shown = check("--diff", "p.py", cwd=tmp_path).stdout
     assert "-x = 'é'; jax.tree_map(abs, [-1])\n+x = 'é'; jax.tree.map(abs, [-1])\n" in shown
+    assert "\n jax.nonsense\n" in shown  # the end of the file, without a new line
     done = check("--fix", "p.py", cwd=tmp_path)
     assert done.returncode == 1 and "p.py:4:5: jax.nonsense: jax " in done.stdout
     assert (tmp_path / "p.py").read_bytes() == source.replace(b"tree_map", b"tree.map")

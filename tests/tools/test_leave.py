@@ -40,7 +40,8 @@ DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFOR
 
 def leave(*arguments, cwd):
     command = [] if arguments[0] == "-c" else ["-m", "xmap_compat", "leave"]
-    return run(*command, *arguments, cwd=cwd, warn="ignore", PYTHONPATH=str(ROOT), **DEVICES)
+    variables = {"PYTHONPATH": str(ROOT), **DEVICES}
+    return run(*command, *arguments, cwd=cwd, warn="ignore", seconds=400, **variables)
 
 
 WITHOUT = "import sys; sys.modules['xmap_compat'] = None; exec(open('prog.py').read())"

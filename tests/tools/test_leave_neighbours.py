@@ -140,7 +140,9 @@ def write(folder, **files):
         path.write_text(textwrap.dedent(text).lstrip("\n"))
 
 
-run = functools.partial(subprocesses.run, warn="ignore", JAX_PLATFORMS="cpu", **QUICKLY)
+run = functools.partial(
+    subprocesses.run, warn="ignore", seconds=400, JAX_PLATFORMS="cpu", **QUICKLY
+)
 WITHOUT = without_package.__file__
 
 

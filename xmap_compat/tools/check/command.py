@@ -79,7 +79,8 @@ def _write(fixed: editor.Fixed, is_written: bool) -> None:
             path.write_bytes(new)
             print(f"rewritten: {path}")
         else:
-            before = read(path).text.split("\n")
-            after = read(path, new).text.split("\n")
-            lines = difflib.unified_diff(before, after, str(path), str(path), n=1, lineterm="")
-            print(*lines, sep="\n")
+            before = read(path).text.splitlines()
+            after = read(path, new).text.splitlines()
+            name = str(path)
+            for line in difflib.unified_diff(before, after, name, name, n=1, lineterm=""):
+                print(line)
